@@ -1,0 +1,150 @@
+"""The doors to the outside, as protocols. Adapters implement them; `run` knows only these.
+
+Every method raises errors of `areal_sky.errors` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from areal_sky.core.model import Bundle, GroupPlan, NodeShape
+from areal_sky.core.telemetry import GpuSample
+
+
+class MachineState(StrEnum):
+    STARTING = "STARTING"
+    UP = "UP"
+    FAILED = "FAILED"  # the launch ended in an error, or some of its nodes are gone
+    STOPPING = "STOPPING"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A replica as the cloud sees it now. `nodes_up` of its nodes are there. `error` explains FAILED."""
+
+    replica: str
+    state: MachineState
+    nodes_up: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """Everything that a cloud needs to bring up one replica (the head is the replica of group `head`)."""
+
+    cluster: str
+    replica: str
+    plan: GroupPlan
+    market: str
+
+
+class Cloud(Protocol):
+    """Where replicas come from. No method blocks for longer than a local call takes."""
+
+    def launch(self, request: LaunchRequest) -> str:
+        """Start bringing up a replica; returns a request id at once.
+
+        Idempotent by replica name: launching what exists changes nothing.
+        Raises NoCapacity when refused at once.
+        """
+        ...
+
+    def machines(self) -> tuple[Machine, ...]:
+        """All replicas of this cluster that exist in any form, those of crashed launches included."""
+        ...
+
+    def terminate(self, replica: str) -> None:
+        """Start ending a replica; repeat until `machines()` no longer lists it. Unknown names are no error."""
+        ...
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Unix time in seconds."""
+        ...
+
+
+class GpuReader(Protocol):
+    """Reads every GPU of this node. A broken device yields a sample that says so; it never raises for one device."""
+
+    def read(self, now_s: float) -> Sequence[GpuSample]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A live Ray node. Labels carry cluster, group, replica and index as `areal-sky/<key>`.
+
+    `available_*` is what Ray would still give away: total less all placement groups, actors and tasks, foreign ones included.
+    """
+
+    node_id: str
+    labels: dict[str, str]
+    shape: NodeShape
+    available_gpus: float
+    available_cpus: float
+    available_memory_gib: float
+    draining: bool
+
+
+class GangPhase(StrEnum):
+    PENDING = "PENDING"
+    READY = "READY"
+    GONE = "GONE"
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How one rank ended. `code` is None when its node or its runner died under it (`lost` says what)."""
+
+    rank: int
+    code: int | None
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """One process to start: `command` by /bin/sh in a fresh directory, `envs` added to the runner's own."""
+
+    rank: int
+    command: str
+    payload: str | None
+    envs: dict[str, str]
+
+
+class RayCluster(Protocol):
+    """Our Ray cluster, as the scheduler needs it. Gangs and runners outlive the process that made them."""
+
+    def nodes(self) -> tuple[RayNode, ...]: ...
+
+    def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
+        """Ask Ray for a placement group named `gang_id`: one bundle on each listed node. Idempotent by name."""
+        ...
+
+    def gang_phase(self, gang_id: str) -> GangPhase: ...
+
+    def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
+        """Start one runner per rank in the gang's bundles. Idempotent: a runner that exists is left as it is."""
+        ...
+
+    def adopt(self, gang_id: str, ranks: int) -> bool:
+        """Find the runners of a gang again after a restart of this service; False when any of them is gone."""
+        ...
+
+    def exits(self) -> tuple[tuple[str, RankExit], ...]:
+        """(gang_id, exit) of ranks that ended since the last call. Never blocks."""
+        ...
+
+    def kill(self, gang_id: str, grace_s: float) -> None:
+        """SIGTERM the gang's processes, SIGKILL after `grace_s`. Does not wait."""
+        ...
+
+    def release(self, gang_id: str) -> None:
+        """Remove the gang's runners and placement group. Unknown names are no error."""
+        ...
+
+    def drain(self, node_id: str, reason: str, deadline_s: float) -> None: ...

@@ -1,0 +1,265 @@
+"""The values that every layer speaks in: offers, plans, replicas, nodes, tasks, the cluster's state.
+
+All are frozen. Durations and times are seconds (times: Unix), memory is GiB, money is US dollars per hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+HEAD_GROUP = "head"
+
+
+# ---------------------------------------------------------------- what can be had
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """What one node offers to Ray. `accelerator` is the canonical name, None on a CPU node."""
+
+    gpus: float = 0.0
+    cpus: float = 1.0
+    memory_gib: float = 1.0
+    accelerator: str | None = None
+    gpu_memory_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One machine type in one place at one price per node and hour.
+
+    `price_usd_per_hour` is None when nobody told us; `source` says where the number comes from.
+    """
+
+    cloud: str
+    region: str | None
+    zone: str | None
+    instance_type: str
+    shape: NodeShape
+    market: Literal["on_demand", "spot"]
+    price_usd_per_hour: float | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """How one group will be launched. `offer` is the one to try first, `alternatives` the next ones, best first.
+
+    `offer` has the market of a first replica; `spot_offer`/`on_demand_offer` are the same machine in each market
+    where it can be had. For a fixed group min = max = 1 and `nodes_per_replica` counts the whole gang.
+    """
+
+    name: str
+    elastic: bool
+    min_replicas: int
+    max_replicas: int
+    nodes_per_replica: int
+    market: Literal["on_demand", "spot", "mixed"]
+    on_demand_base: int
+    shape: NodeShape
+    offer: Offer
+    on_demand_offer: Offer | None = None
+    spot_offer: Offer | None = None
+    alternatives: tuple[Offer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """The whole cluster, priced. `guesses` are in words; `unknowns` is what could not be known here."""
+
+    cluster: str
+    infra: str | None
+    head: GroupPlan
+    groups: tuple[GroupPlan, ...]
+    guesses: tuple[str, ...] = ()
+    unknowns: tuple[str, ...] = ()
+
+    def group(self, name: str) -> GroupPlan | None:
+        """The plan of that group (the head's under `head`), or None."""
+        if name == HEAD_GROUP:
+            return self.head
+        return next((g for g in self.groups if g.name == name), None)
+
+
+def replica_name(cluster: str, group: str, slot: int) -> str:
+    """The SkyPilot cluster name of a replica: derived, so that a crash before it was recorded can be found again."""
+    return f"{cluster}-{group}-{slot}"
+
+
+# ---------------------------------------------------------------- what runs: replicas and nodes
+
+
+class ReplicaState(StrEnum):
+    QUEUED = "QUEUED"  # intent recorded, launch not confirmed
+    REQUESTED = "REQUESTED"  # the cloud accepted the launch
+    PROVISIONED = "PROVISIONED"  # machines exist, Ray nodes not all seen
+    READY = "READY"  # every node is a live Ray node
+    DRAINING = "DRAINING"  # no new work; running work finishes or moves
+    TERMINATING = "TERMINATING"  # told the cloud to end it
+    TERMINATED = "TERMINATED"  # the cloud confirms that nothing is left
+    LAUNCH_FAILED = "LAUNCH_FAILED"
+    LOST = "LOST"  # was there, is gone or broken, not by us
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One replica: one SkyPilot cluster (or a set of local node processes).
+
+    `launched_s` starts the bill (None before the launch was accepted). `attempt` counts launches of this incarnation.
+    """
+
+    name: str
+    group: str
+    slot: int
+    state: ReplicaState
+    since_s: float
+    nodes: int
+    market: str
+    price_usd_per_hour: float | None  # per node
+    reason: str = ""
+    request_id: str | None = None
+    attempt: int = 1
+    launched_s: float | None = None
+    ready_s: float | None = None
+    drain_deadline_s: float | None = None
+    retry_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What is wanted of a group, since when, why, by whom (`spec`, `user` or `policy`)."""
+
+    name: str
+    desired: int
+    since_s: float
+    reason: str
+    by: str
+    last_grow_s: float | None = None
+    last_shrink_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """Time that one replica was paid for. `until_s` None: still running. Price per node and hour."""
+
+    replica: str
+    group: str
+    market: str
+    nodes: int
+    price_usd_per_hour: float | None
+    from_s: float
+    until_s: float | None
+
+    def hours(self, now_s: float) -> float:
+        """Node-hours so far."""
+        end_s = now_s if self.until_s is None else self.until_s
+        return max(0.0, end_s - self.from_s) / 3600.0 * self.nodes
+
+    def usd(self, now_s: float) -> float | None:
+        """Dollars so far, or None without a price."""
+        return None if self.price_usd_per_hour is None else self.hours(now_s) * self.price_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The fold of a cluster's events. `version` is the last event's number; `replicas` holds live ones by name."""
+
+    name: str = ""
+    version: int = 0
+    created_s: float | None = None
+    down_requested_s: float | None = None
+    down_s: float | None = None
+    groups: Mapping[str, GroupState] = field(default_factory=dict[str, GroupState])
+    replicas: Mapping[str, Replica] = field(default_factory=dict[str, Replica])
+    ledger: tuple[LedgerLine, ...] = ()
+
+
+# ---------------------------------------------------------------- what is asked of it: tasks
+
+
+class TaskState(StrEnum):
+    QUEUED = "QUEUED"  # waits; `reason` says for what
+    PLACED = "PLACED"  # resources chosen, Ray is reserving them
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+TASK_ENDED = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One resource request of a gang; runs as one rank on one node. `gpus` is whole, or a fraction below 1."""
+
+    gpus: float = 0.0
+    cpus: float = 1.0
+    memory_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """What a user submitted. All bundles of a task are alike and start together or not at all.
+
+    `kind`: train, rollout, eval, reward or driver. `priority` is 0..100, 5 by default. `group` pins it to a node
+    group. `accelerators` narrows it to nodes with one of these. `command` is a shell command line;
+    `payload` is a base64 cloudpickle of a Python callable instead.
+    """
+
+    kind: str
+    command: str = ""
+    payload: str | None = None
+    name: str = ""
+    model: str | None = None
+    model_type: str | None = None
+    bundles: int = 1
+    bundle: Bundle = Bundle()
+    priority: float = 5.0
+    group: str | None = None
+    accelerators: tuple[str, ...] = ()
+    envs: Mapping[str, str] = field(default_factory=dict[str, str])
+    max_retries: int = 0
+    deadline_s: float | None = None
+    submit_key: str | None = None
+
+    def demand(self) -> tuple[Bundle, ...]:
+        return (self.bundle,) * self.bundles
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A live node as the head sees it. `free_*` is what neither our gangs nor foreign placement groups hold.
+
+    `draining`: takes no new work. `idle_since_s`: since when nothing of ours runs on it, None while something does.
+    """
+
+    node_id: str
+    group: str
+    replica: str
+    index: int
+    shape: NodeShape
+    free_gpus: float
+    free_cpus: float
+    free_memory_gib: float
+    draining: bool = False
+    idle_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GangDemand:
+    """A waiting gang that does not fit now: demand for scaling. `group` None means any group will do.
+
+    `score` is its place in the queue (higher first), `waiting_s` how long it has waited.
+    """
+
+    task_id: str
+    group: str | None
+    bundles: int
+    bundle: Bundle
+    accelerators: tuple[str, ...]
+    score: float
+    waiting_s: float

@@ -1,0 +1,180 @@
+"""The typed spec: what a user asked for, frozen, with every default filled in.
+
+Built only by `areal_sky.spec.load`; the grammar and its mistakes live in the sibling modules.
+Durations are seconds, memory is GiB, money is US dollars.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Market = Literal["on_demand", "spot", "mixed"]
+ModelType = str  # "moe", "base" or any name that `scheduling.priority` lists
+
+
+class Frozen(BaseModel):
+    """Base of all spec values: immutable, no unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AcceleratorAsk(Frozen):
+    """One accelerator that would do. Either a named one or "any with at least this much memory".
+
+    `name` is the canonical name (`V100`, `A100-80GB`, `tpu-v5e-8`), or None when `min_memory_gib` says it all.
+    `count` is per node and may be a fraction below 1 (`V100:0.5`). `min_memory_gib` comes from `80GB+` (at least)
+    and `80GB` (exactly; then `max_memory_gib` equals it).
+    """
+
+    name: str | None
+    count: float
+    min_memory_gib: float | None = None
+    max_memory_gib: float | None = None
+
+
+class ResourcesSpec(Frozen):
+    """What one node of a group must have.
+
+    `accelerators`: the choices; empty means a CPU node. `ordered` says that earlier ones are preferred (a list or
+    `ordered:`), otherwise the cheapest wins (a mapping, a set or `any_of:`).
+    `cpus` and `memory_gib` are minima per node; None leaves them to the instance type.
+    `raw` is the SkyPilot `resources` mapping as the user wrote it (deep-frozen JSON values), carried to SkyPilot.
+    """
+
+    accelerators: tuple[AcceleratorAsk, ...] = ()
+    ordered: bool = False
+    cpus: float | None = None
+    memory_gib: float | None = None
+    use_spot: bool | None = None
+    infra: str | None = None
+    instance_type: str | None = None
+    image_id: str | None = None
+    disk_size_gib: int | None = None
+    raw: dict[str, Any] = {}
+
+
+class NodeGroupSpec(Frozen):
+    """A named group of like machines.
+
+    A fixed group (`elastic` False) is one replica of `nodes_per_replica` nodes, provisioned together as a
+    training gang needs. An elastic one has `min_replicas..max_replicas` replicas, each a SkyPilot cluster of its own.
+    """
+
+    name: str
+    resources: ResourcesSpec
+    elastic: bool
+    min_replicas: int
+    max_replicas: int
+    nodes_per_replica: int
+    market: Market
+    on_demand_base: int = 0
+
+
+class ModelSpec(Frozen):
+    """A model that the runs train or serve; `train` and `rollout` are AReaL backend strings."""
+
+    name: str
+    model_type: ModelType
+    config: str | None = None
+    train: str | None = None
+    rollout: str | None = None
+
+
+class PriorityWeight(Frozen):
+    model_type: ModelType
+    weight: float
+
+
+class PoolSpec(Frozen):
+    name: str
+    model_type: ModelType
+    guaranteed_gpus: float = 0
+    max_gpus: float | None = None
+    borrow: bool = True
+
+
+class SchedulingSpec(Frozen):
+    """How waiting tasks are ordered. `ageing_per_hour` is score gained by an hour of waiting."""
+
+    strategy: str = "dynamic"
+    priority: tuple[PriorityWeight, ...] = ()
+    pools: tuple[PoolSpec, ...] = ()
+    ageing_per_hour: float = 1.0
+
+
+class ScalingSpec(Frozen):
+    """When elastic groups grow and shrink. `policy` names a preset of policies/scaling, a built-in or module:function."""
+
+    policy: str = "balance"
+    target_utilization: float = 0.85
+    cooldown_s: float = 120.0
+    idle_s: float = 300.0
+    options: dict[str, Any] = {}
+
+
+class SpotSpec(Frozen):
+    policy: str = "uniform_saver"
+    max_spot_price_frac: float | None = None
+
+
+class BudgetSpec(Frozen):
+    """Caps. `deadline_s` is a Unix time."""
+
+    max_hourly_usd: float | None = None
+    max_total_usd: float | None = None
+    deadline_s: float | None = None
+
+
+class TelemetrySpec(Frozen):
+    critical_interval_s: float = 0.1
+    normal_interval_s: float = 1.0
+
+
+class AlertSpec(Frozen):
+    """`when` as written; `metric`, `op`, `threshold` are its parts. `for_s` is how long it must hold."""
+
+    when: str
+    metric: str
+    op: Literal[">", ">=", "<", "<=", "==", "!="]
+    threshold: float
+    for_s: float = 0.0
+    then: str = "notify"
+
+
+class ClusterSpec(Frozen):
+    """One cluster, complete.
+
+    `infra` is `local`, a SkyPilot infra string, or None (any infra that SkyPilot finds enabled).
+    `head` is what the head node needs (a CPU machine by default). `task` holds the SkyPilot task keys that pass
+    through to every group's YAML untouched: workdir, file_mounts, storage_mounts, envs, secrets, setup, run, config, ...
+    `guesses` says in words what was defaulted, for `plan` to show.
+    """
+
+    name: str
+    infra: str | None
+    head: ResourcesSpec
+    groups: tuple[NodeGroupSpec, ...]
+    models: tuple[ModelSpec, ...] = ()
+    scheduling: SchedulingSpec = SchedulingSpec()
+    scaling: ScalingSpec = ScalingSpec()
+    spot: SpotSpec = SpotSpec()
+    budget: BudgetSpec = BudgetSpec()
+    telemetry: TelemetrySpec = TelemetrySpec()
+    alerts: tuple[AlertSpec, ...] = ()
+    idle_shutdown_s: float = 1800.0
+    task: dict[str, Any] = {}
+    guesses: tuple[str, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        return self.infra == "local"
+
+    def group(self, name: str) -> NodeGroupSpec | None:
+        """The group of that name, or None."""
+        return next((g for g in self.groups if g.name == name), None)
+
+    def weight(self, model_type: ModelType | None) -> float:
+        """The scheduling weight of a model type; 1.0 where none is given."""
+        return next((p.weight for p in self.scheduling.priority if p.model_type == model_type), 1.0)
