@@ -10,25 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from areal_sky.core.model import Bundle, GroupPlan, NodeShape
+from areal_sky.core.model import Bundle, GroupPlan, Machine, NodeShape
 from areal_sky.core.telemetry import GpuSample
-
-
-class MachineState(StrEnum):
-    STARTING = "STARTING"
-    UP = "UP"
-    FAILED = "FAILED"  # the launch ended in an error, or some of its nodes are gone
-    STOPPING = "STOPPING"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A replica as the cloud sees it now. `nodes_up` of its nodes are there. `error` explains FAILED."""
-
-    replica: str
-    state: MachineState
-    nodes_up: int
-    error: str = ""
+from areal_sky.core.view import HeadView
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +105,10 @@ class RayCluster(Protocol):
 
     def nodes(self) -> tuple[RayNode, ...]: ...
 
+    def gangs(self) -> tuple[str, ...]:
+        """Names of all gangs that hold a placement group in Ray, whoever made them."""
+        ...
+
     def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
         """Ask Ray for a placement group named `gang_id`: one bundle on each listed node. Idempotent by name."""
         ...
@@ -148,3 +136,15 @@ class RayCluster(Protocol):
         ...
 
     def drain(self, node_id: str, reason: str, deadline_s: float) -> None: ...
+
+
+class HeadPort(Protocol):
+    """The cluster's head as the controller needs it. Never blocks."""
+
+    def view(self) -> HeadView | None:
+        """The latest look at the head, or None while it does not answer."""
+        ...
+
+    def drain(self, replica: str, reason: str, deadline_s: float) -> None:
+        """Let the replica take no new work. Repeating it is harmless."""
+        ...

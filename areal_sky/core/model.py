@@ -108,7 +108,7 @@ class ReplicaState(StrEnum):
 class Replica:
     """One replica: one SkyPilot cluster (or a set of local node processes).
 
-    `launched_s` starts the bill (None before the launch was accepted). `attempt` counts launches of this incarnation.
+    `launched_s` starts the bill (None before the launch was accepted).
     """
 
     name: str
@@ -121,24 +121,47 @@ class Replica:
     price_usd_per_hour: float | None  # per node
     reason: str = ""
     request_id: str | None = None
-    attempt: int = 1
     launched_s: float | None = None
     ready_s: float | None = None
     drain_deadline_s: float | None = None
-    retry_at_s: float | None = None
+
+
+class MachineState(StrEnum):
+    STARTING = "STARTING"
+    UP = "UP"
+    FAILED = "FAILED"  # the launch ended in an error, or some of its nodes are gone
+    STOPPING = "STOPPING"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A replica as the cloud sees it now. `nodes_up` of its nodes are there. `error` explains FAILED."""
+
+    replica: str
+    state: MachineState
+    nodes_up: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """What is wanted of a group, since when, why, by whom (`spec`, `user` or `policy`)."""
+    """What is wanted of a group, since when, why, by whom (`spec`, `user` or `policy`).
+
+    `victims` go first when it shrinks. `failures` counts launches that failed in a row; none is tried before
+    `retry_at_s`.
+    """
 
     name: str
     desired: int
     since_s: float
     reason: str
     by: str
+    victims: tuple[str, ...] = ()
+    market: str | None = None
     last_grow_s: float | None = None
     last_shrink_s: float | None = None
+    failures: int = 0
+    retry_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +194,7 @@ class ClusterState:
     version: int = 0
     created_s: float | None = None
     down_requested_s: float | None = None
+    down_drain_s: float = 0.0
     down_s: float | None = None
     groups: Mapping[str, GroupState] = field(default_factory=dict[str, GroupState])
     replicas: Mapping[str, Replica] = field(default_factory=dict[str, Replica])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any, cast
 
 from areal_sky.core.model import NodeShape
 from areal_sky.errors import InvalidInput
@@ -59,11 +60,15 @@ class HeadEnv:
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> HeadEnv:
-        """Raises InvalidInput when the variable is missing or damaged."""
-        raw = _json(env, "AREAL_SKY_HEAD_CONFIG")
+        """Reads the config, then lets single variables override it (see `_config`).
+
+        Raises InvalidInput when it is missing or damaged.
+        """
+        raw = _config(env, "AREAL_SKY_HEAD_CONFIG", ("CLUSTER", "REPLICA", "STATE_DIR", *_PORTS))
         try:
             groups = tuple(
-                GroupShape(**{**g, "shape": NodeShape(**g["shape"])}) for g in raw.pop("groups", [])
+                GroupShape(**cast("dict[str, Any]", {**g, "shape": NodeShape(**g["shape"])}))
+                for g in raw.pop("groups", [])
             )
             shape = raw.pop("shape", None)
             weights = tuple((str(k), float(v)) for k, v in raw.pop("weights", []))
@@ -106,11 +111,8 @@ class NodeEnv:
 
         On SkyPilot nodes SKYPILOT_NODE_RANK gives the index. Raises InvalidInput.
         """
-        raw = _json(env, "AREAL_SKY_NODE_CONFIG")
-        if env.get("AREAL_SKY_HEAD_IP"):
-            raw["head_ip"] = env["AREAL_SKY_HEAD_IP"]
-        if env.get("AREAL_SKY_REPLICA"):
-            raw["replica"] = env["AREAL_SKY_REPLICA"]
+        names = ("CLUSTER", "GROUP", "REPLICA", "HEAD_IP", "STATE_DIR", *_PORTS)
+        raw = _config(env, "AREAL_SKY_NODE_CONFIG", names)
         if env.get("SKYPILOT_NODE_RANK"):
             raw["index"] = int(env["SKYPILOT_NODE_RANK"])
         try:
@@ -120,14 +122,33 @@ class NodeEnv:
             raise InvalidInput(f"AREAL_SKY_NODE_CONFIG is damaged: {e}") from None
 
 
-def _json(env: Mapping[str, str], key: str) -> dict[str, object]:
+_PORTS = ("RAY_PORT", "GATEWAY_PORT")
+
+
+def _config(env: Mapping[str, str], key: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON config with single variables over it: AREAL_SKY_HEAD_IP sets `head_ip`, and so on.
+
+    With AREAL_SKY_CLUSTER set no JSON is needed: a task YAML written by hand has only single variables.
+    """
+    raw = _json(env, key) if env.get(key) or not env.get("AREAL_SKY_CLUSTER") else {}
+    for name in names:
+        value = env.get(f"AREAL_SKY_{name}")
+        if value:
+            try:
+                raw[name.lower()] = int(value) if name in _PORTS else value
+            except ValueError:
+                raise InvalidInput(f"AREAL_SKY_{name} is {value[:40]!r}, expected a port number") from None
+    return raw
+
+
+def _json(env: Mapping[str, str], key: str) -> dict[str, Any]:
     text = env.get(key)
     if not text:
         raise InvalidInput(f"{key} is not set: this command is started by areal_sky, not by hand")
     try:
-        value = json.loads(text)
+        value: Any = json.loads(text)
     except ValueError as e:
         raise InvalidInput(f"{key} is not JSON: {e}") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"{key} must be a JSON object")
-    return value  # type: ignore[return-value]
+    return cast("dict[str, Any]", value)

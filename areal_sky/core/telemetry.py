@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+# A window tells the load only if at least this share of its samples came and were known. Half: a sampler that was
+# starved for a moment still counts, a window with one lucky read out of ten does not.
+MIN_VALID_FRAC = 0.5
+
+# A window is about a second, so ten missed ones in a row are no hiccup.
+STALE_AFTER_S = 10.0
 
 
 class Validity(StrEnum):
@@ -31,7 +41,11 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuWindow:
-    """About a second of samples of one device. `valid_frac` is the share of expected samples that were known."""
+    """About a second of samples of one device. `valid_frac` is the share of expected samples that were known.
+
+    `utilization_*` are None unless `validity` is KNOWN. Memory and temperature are the highest seen (peaks are what
+    kills a task), power is the mean; they are told even where the utilization is not.
+    """
 
     device: int
     name: str
@@ -47,3 +61,118 @@ class GpuWindow:
     valid_frac: float
     validity: Validity
     error: str = ""
+
+
+class LoadReading(NamedTuple):
+    """Mean utilization (0..1) of a set of GPUs, and how far to trust it.
+
+    `utilization_mean` is None unless `validity` is KNOWN. `age_s` is the age of the oldest device's latest window;
+    None when a device has none.
+    """
+
+    utilization_mean: float | None
+    validity: Validity
+    age_s: float | None
+
+
+def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected: int) -> GpuWindow:
+    """Summarise the samples of ONE device taken in (start_s, end_s]; `expected` is how many were due.
+
+    LOST when the last read found the device lost, UNKNOWN when fewer than half of the due reads told a utilization
+    (N/A is left out of every mean, never counted as 0), else KNOWN. Raises ValueError on no samples, or on those of
+    two devices.
+    """
+    if not samples:
+        raise ValueError("a window needs at least one sample")
+    last = samples[-1]
+    if any(s.device != last.device for s in samples):
+        raise ValueError("samples of two devices in one window")
+    loads = sorted(s.utilization_frac for s in samples if s.utilization_frac is not None)
+    valid_frac = min(1.0, len(loads) / max(1, expected))
+    if last.validity is Validity.LOST:
+        validity = Validity.LOST
+    elif loads and valid_frac >= MIN_VALID_FRAC:
+        validity = Validity.KNOWN
+    else:
+        validity = Validity.UNKNOWN
+    known = validity is Validity.KNOWN
+    return GpuWindow(
+        device=last.device,
+        name=last.name,
+        start_s=start_s,
+        end_s=end_s,
+        utilization_mean=_mean(loads) if known else None,
+        utilization_p95=_p95(loads) if known else None,
+        utilization_max=loads[-1] if known else None,
+        memory_used_gib=_max(s.memory_used_gib for s in samples),
+        memory_total_gib=_max(s.memory_total_gib for s in samples),
+        temperature_celsius=_max(s.temperature_celsius for s in samples),
+        power_watts=_mean([s.power_watts for s in samples if s.power_watts is not None]),
+        valid_frac=valid_frac,
+        validity=validity,
+        error=last.error or ("" if known else _why_unknown(samples, len(loads), expected)),
+    )
+
+
+def windows(
+    samples: Sequence[GpuSample], start_s: float, end_s: float, expected: int
+) -> tuple[GpuWindow, ...]:
+    """One `window` per device seen in `samples`, by device number."""
+    devices = sorted({s.device for s in samples})
+    return tuple(window([s for s in samples if s.device == d], start_s, end_s, expected) for d in devices)
+
+
+def replica_load(
+    devices: Sequence[Sequence[GpuWindow]], now_s: float, stale_after_s: float = STALE_AFTER_S
+) -> LoadReading:
+    """The load of a replica from the recent windows (oldest first) of each of its GPUs.
+
+    Every GPU that the replica should have takes a place in `devices`; one that was never heard of is an empty
+    sequence. The worst device decides: the load is KNOWN only if each latest window is known and fresh, because the
+    mean of seven known GPUs says nothing of the eighth. Only windows fresher than `stale_after_s` are averaged.
+    """
+    latest = [d[-1] if d else None for d in devices]
+    ages = [None if w is None else max(0.0, now_s - w.end_s) for w in latest]
+    told = [a for a in ages if a is not None]
+    age_s = max(told) if told and len(told) == len(ages) else None
+    if not devices or any(w is None for w in latest):
+        return LoadReading(None, Validity.UNKNOWN, age_s)
+    states = {freshness(w, now_s, stale_after_s) for w in latest if w is not None}
+    for worst in (Validity.LOST, Validity.STALE, Validity.UNKNOWN):
+        if worst in states:
+            return LoadReading(None, worst, age_s)
+    means = [
+        _mean(
+            [
+                w.utilization_mean
+                for w in d
+                if w.utilization_mean is not None and now_s - w.end_s <= stale_after_s
+            ]
+        )
+        for d in devices
+    ]
+    return LoadReading(_mean([m for m in means if m is not None]), Validity.KNOWN, age_s)
+
+
+def freshness(latest: GpuWindow, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
+    """How far a device's latest window can be trusted at `now_s`: too old is STALE whatever it said."""
+    return Validity.STALE if now_s - latest.end_s > stale_after_s else latest.validity
+
+
+def _why_unknown(samples: Sequence[GpuSample], known: int, expected: int) -> str:
+    if known:
+        return f"only {known} of {expected} samples were known"
+    return next((s.error for s in reversed(samples) if s.error), "the device tells no utilization")
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _max(values: Iterable[float | None]) -> float | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+def _p95(ordered: Sequence[float]) -> float:
+    """The smallest value that at least 95 % of the values do not exceed (nearest rank: no made-up values)."""
+    return ordered[max(0, math.ceil(0.95 * len(ordered)) - 1)]

@@ -1,39 +1,49 @@
 """The typed spec: what a user asked for, frozen, with every default filled in.
 
-Built only by `areal_sky.spec.load`; the grammar and its mistakes live in the sibling modules.
+Built only by `areal_sky.spec.load`; the grammar and its mistakes live in the sibling modules, which check every value
+before it gets here. Dataclasses, not pydantic: its import alone takes half of the time that `areal-sky check` may.
 Durations are seconds, memory is GiB, money is US dollars.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 Market = Literal["on_demand", "spot", "mixed"]
 ModelType = str  # "moe", "base" or any name that `scheduling.priority` lists
 
 
-class Frozen(BaseModel):
-    """Base of all spec values: immutable, no unknown fields."""
+class Frozen:
+    """Base of all spec values: immutable, made by keyword."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __slots__ = ()
+
+    def model_copy(self, *, update: dict[str, Any]) -> Self:
+        """The same value with some fields changed."""
+        return replace(self, **update)  # type: ignore[type-var]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorAsk(Frozen):
     """One accelerator that would do. Either a named one or "any with at least this much memory".
 
     `name` is the canonical name (`V100`, `A100-80GB`, `tpu-v5e-8`), or None when `min_memory_gib` says it all.
     `count` is per node and may be a fraction below 1 (`V100:0.5`). `min_memory_gib` comes from `80GB+` (at least)
-    and `80GB` (exactly; then `max_memory_gib` equals it).
+    and `80GB` (exactly; then `max_memory_gib` equals it). `vendor` (nvidia, amd, ...) narrows an ask by memory.
+    `infra` is the place where only this choice holds (an `any_of`/`ordered` entry with a place of its own).
+    `areal_sky.spec.accelerators.matching` lists the names that satisfy an ask.
     """
 
     name: str | None
     count: float
     min_memory_gib: float | None = None
     max_memory_gib: float | None = None
+    vendor: str | None = None
+    infra: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesSpec(Frozen):
     """What one node of a group must have.
 
@@ -52,9 +62,10 @@ class ResourcesSpec(Frozen):
     instance_type: str | None = None
     image_id: str | None = None
     disk_size_gib: int | None = None
-    raw: dict[str, Any] = {}
+    raw: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroupSpec(Frozen):
     """A named group of like machines.
 
@@ -72,6 +83,7 @@ class NodeGroupSpec(Frozen):
     on_demand_base: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Frozen):
     """A model that the runs train or serve; `train` and `rollout` are AReaL backend strings."""
 
@@ -82,11 +94,13 @@ class ModelSpec(Frozen):
     rollout: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityWeight(Frozen):
     model_type: ModelType
     weight: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec(Frozen):
     name: str
     model_type: ModelType
@@ -95,6 +109,7 @@ class PoolSpec(Frozen):
     borrow: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingSpec(Frozen):
     """How waiting tasks are ordered. `ageing_per_hour` is score gained by an hour of waiting."""
 
@@ -104,21 +119,28 @@ class SchedulingSpec(Frozen):
     ageing_per_hour: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingSpec(Frozen):
-    """When elastic groups grow and shrink. `policy` names a preset of policies/scaling, a built-in or module:function."""
+    """When elastic groups grow and shrink.
+
+    `policy` names a preset of policies/scaling, a built-in or module:function; `options` are its own numbers.
+    `target_utilization` is a share (0..1]. A group idle for `idle_s` may shrink; `cooldown_s` passes between decisions.
+    """
 
     policy: str = "balance"
     target_utilization: float = 0.85
     cooldown_s: float = 120.0
     idle_s: float = 300.0
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpotSpec(Frozen):
     policy: str = "uniform_saver"
     max_spot_price_frac: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetSpec(Frozen):
     """Caps. `deadline_s` is a Unix time."""
 
@@ -127,11 +149,13 @@ class BudgetSpec(Frozen):
     deadline_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySpec(Frozen):
     critical_interval_s: float = 0.1
     normal_interval_s: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSpec(Frozen):
     """`when` as written; `metric`, `op`, `threshold` are its parts. `for_s` is how long it must hold."""
 
@@ -143,12 +167,13 @@ class AlertSpec(Frozen):
     then: str = "notify"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(Frozen):
     """One cluster, complete.
 
     `infra` is `local`, a SkyPilot infra string, or None (any infra that SkyPilot finds enabled).
     `head` is what the head node needs (a CPU machine by default). `task` holds the SkyPilot task keys that pass
-    through to every group's YAML untouched: workdir, file_mounts, storage_mounts, envs, secrets, setup, run, config, ...
+    through to every group's YAML untouched: workdir, file_mounts, envs, secrets, setup, run, config, ...
     `guesses` says in words what was defaulted, for `plan` to show.
     """
 
@@ -164,7 +189,7 @@ class ClusterSpec(Frozen):
     telemetry: TelemetrySpec = TelemetrySpec()
     alerts: tuple[AlertSpec, ...] = ()
     idle_shutdown_s: float = 1800.0
-    task: dict[str, Any] = {}
+    task: dict[str, Any] = field(default_factory=dict[str, Any])
     guesses: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,176 @@
+"""The head's HTTP gateway, one method per route. The only place that imports httpx.
+
+Every method raises errors of `areal_sky.errors`: Unreachable when nothing answers in time, Unauthorized for a wrong
+token, else what the head says (InvalidInput, Refused, NotFound, ...). Thread-safe; close it when done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from areal_sky import errors
+from areal_sky.core.model import Bundle, GangDemand, NodeShape, NodeView, TaskSpec
+from areal_sky.core.taskspec import task_spec_to_json
+from areal_sky.core.telemetry import Validity
+from areal_sky.core.view import HeadView, ReplicaLoad
+from areal_sky.errors import ArealSkyError, Unauthorized, Unreachable
+
+CONNECT_S = 2.0
+ANSWER_S = 10.0
+
+
+class GatewayClient:
+    def __init__(self, url: str, token: str, *, answer_s: float = ANSWER_S):
+        """`answer_s`: how long one answer may take. Nothing is sent before the first call."""
+        import httpx
+
+        self.url = url.rstrip("/")
+        self._httpx = httpx
+        # Loopback or the cluster's own network: never through the proxy of somebody's environment.
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(answer_s, connect=CONNECT_S),
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> GatewayClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- tasks
+
+    def healthz(self) -> dict[str, Any]:
+        return self._call("GET", "/healthz")
+
+    def submit(self, spec: TaskSpec) -> dict[str, Any]:
+        """{"task_id", "status": "SCHEDULED" | "QUEUED", "reason"}."""
+        return self._call("POST", "/v1/tasks", task_spec_to_json(spec))
+
+    def tasks(self, state: str | None = None) -> list[dict[str, Any]]:
+        """Tasks in queue order: running, waiting (next first), then ended (latest first). See core/tasklife.view."""
+        return self._call("GET", "/v1/tasks", params={"state": state} if state else None)["tasks"]
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        return self._call("GET", f"/v1/tasks/{_part(task_id)}")
+
+    def story(self, task_id: str) -> list[dict[str, Any]]:
+        """Lines {"t_s", "text"}, oldest first."""
+        return self._call("GET", f"/v1/tasks/{_part(task_id)}/story")["lines"]
+
+    def cancel(self, task_id: str) -> dict[str, Any]:
+        """Asks for it; the task as it is now."""
+        return self._call("POST", f"/v1/tasks/{_part(task_id)}/cancel")
+
+    def logs(self, task_id: str, *, stream: str = "out", rank: int = 0, offset: int = 0,
+             attempt: int | None = None) -> dict[str, Any]:  # fmt: skip
+        """{"text", "next_offset", "ended", "attempt"}. Offsets are bytes; a negative one counts from the end."""
+        params: dict[str, Any] = {"stream": stream, "rank": rank, "offset": offset}
+        if attempt is not None:
+            params["attempt"] = attempt
+        return self._call("GET", f"/v1/tasks/{_part(task_id)}/logs", params=params)
+
+    def track_metrics(self, task_id: str, metrics: Mapping[str, float]) -> None:
+        self._call("POST", f"/v1/tasks/{_part(task_id)}/metrics", {"metrics": dict(metrics)})
+
+    def push_log(self, task_id: str, attempt: int, rank: int, stream: str, offset: int, text: str) -> int:
+        """A chunk of a rank's output; returns the offset that the head wants next.
+
+        `text` is decoded with surrogateescape, so that any bytes arrive as they were.
+        """
+        body = {"task_id": task_id, "attempt": attempt, "rank": rank, "stream": stream}
+        return int(self._call("POST", "/v1/runner/logs", body | {"offset": offset, "text": text})["next_offset"])
+
+    # -- cluster
+
+    def view(self) -> HeadView:
+        return head_view_from_json(self._call("GET", "/v1/view"))
+
+    def gpus(self, seconds: float = 60) -> dict[str, Any]:
+        return self._call("GET", "/v1/gpus", params={"seconds": seconds})
+
+    def drain(self, replica: str, reason: str, deadline_s: float) -> dict[str, Any]:
+        """No new work on the replica; what runs there at `deadline_s` (Unix time) is moved."""
+        return self._call("POST", f"/v1/replicas/{_part(replica)}/drain", {"reason": reason, "deadline_s": deadline_s})
+
+    def evict(self, replica: str, reason: str) -> dict[str, Any]:
+        """Move what runs on the replica now; it takes no new work."""
+        return self._call("POST", f"/v1/replicas/{_part(replica)}/evict", {"reason": reason})
+
+    def heartbeat(self, heartbeat: Mapping[str, Any]) -> dict[str, Any]:
+        return self._call("POST", "/v1/nodes/heartbeat", dict(heartbeat))
+
+    def controller_heartbeat(self, lease_s: float = 0.0) -> dict[str, Any]:
+        return self._call("POST", "/v1/controller/heartbeat", {"lease_s": lease_s})
+
+    # -- how
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None
+    ) -> Any:
+        # Plain json.dumps escapes lone surrogates, which httpx's own encoder cannot send.
+        content = None if body is None else json.dumps(body).encode("ascii")
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        with self._translated():
+            reply = self._http.request(method, path, content=content, params=params, headers=headers)
+        if reply.status_code < 300:
+            try:
+                return reply.json()
+            except ValueError:
+                raise Unreachable(f"what answers at {self.url} is not an areal_sky head") from None
+        raise _error(reply.status_code, reply.content, self.url)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._httpx.TimeoutException:
+            raise Unreachable(f"the head at {self.url} does not answer in time") from None
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError) as e:
+            raise Unreachable(f"no head answers at {self.url}: {e or type(e).__name__}") from None
+
+
+def head_view_from_json(raw: Mapping[str, Any]) -> HeadView:
+    """Raises Unreachable when it is not what this version expects."""
+    try:
+        return HeadView(
+            t_s=raw["t_s"],
+            nodes=tuple(NodeView(**{**n, "shape": NodeShape(**n["shape"])}) for n in raw["nodes"]),
+            loads=tuple(ReplicaLoad(**{**x, "validity": Validity(x["validity"])}) for x in raw["loads"]),
+            demand=tuple(
+                GangDemand(**{**d, "bundle": Bundle(**d["bundle"]), "accelerators": tuple(d["accelerators"])})
+                for d in raw["demand"]
+            ),
+            running_tasks=raw["running_tasks"],
+            waiting_tasks=raw["waiting_tasks"],
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise Unreachable(f"the head speaks another version: {e}") from None
+
+
+def _part(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="") or "-"
+
+
+def _error(status: int, content: bytes, url: str) -> ArealSkyError:
+    try:
+        raw = json.loads(content)
+        name, message = str(raw["error"]), str(raw["message"])
+    except (ValueError, KeyError, TypeError):
+        return Unreachable(f"the head at {url} answered with HTTP {status}")
+    if status in (401, 403):
+        return Unauthorized(message)
+    known = getattr(errors, name, None)
+    if isinstance(known, type) and issubclass(known, ArealSkyError) and known is not errors.SpecError:
+        return cast("ArealSkyError", known(message))
+    return ArealSkyError(message)

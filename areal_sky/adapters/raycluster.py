@@ -1,0 +1,257 @@
+"""Our Ray cluster through real Ray: the only place of the service that imports ray.
+
+Gangs are detached placement groups, one bundle per rank, each bound to a node by its `ray.io/node-id` label; runners
+are detached actors named `<gang_id>/<rank>`. Both live in Ray's namespace `areal_sky`, so a new process finds them
+again by name. One thread uses an adapter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
+from areal_sky.core.model import Bundle, NodeShape
+from areal_sky.errors import ArealSkyError, Unreachable
+
+NAMESPACE = "areal_sky"
+GIB = 2**30
+_LABEL = "areal-sky/"
+
+# (gang_id, rank, world size, bundle, start) -> arguments of the runner's constructor
+RunnerArguments = Callable[[str, int, Bundle, RankStart], tuple[Any, ...]]
+
+
+class RayClusterAdapter:
+    """The RayCluster port.
+
+    `runner` is the class that becomes the actor of a rank: coroutines `free_port()`, `start(addr, port)`,
+    `wait_exit()` and `stop(grace_s)`; `runner_arguments` makes its constructor's arguments.
+    """
+
+    def __init__(self, address: str, token: str, runner: type, runner_arguments: RunnerArguments):
+        """Connects to the Ray head at `address` (host:port). Raises Unreachable."""
+        # Said out loud: Ray would otherwise look for a token in the home directory, or make one.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+        import ray
+
+        self._ray = ray
+        self._address = address
+        self._runner_arguments = runner_arguments
+        with self._translated("connect to Ray"):
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(runner)
+        self._actors: dict[tuple[str, int], Any] = {}
+        self._waits: dict[Any, tuple[str, int]] = {}
+        self._lost: list[tuple[str, RankExit]] = []
+
+    def close(self) -> None:
+        """Leaves Ray; gangs and runners stay."""
+        self._ray.shutdown()
+
+    def nodes(self) -> tuple[RayNode, ...]:
+        """Live nodes of ours (those with our labels)."""
+        state = self._state()
+        with self._translated("list Ray's nodes"):
+            all_nodes = self._ray.nodes()
+            available = state.available_resources_per_node()
+            draining = state.get_draining_nodes()
+        found: list[RayNode] = []
+        for n in all_nodes:
+            labels = {k[len(_LABEL) :]: v for k, v in n["Labels"].items() if k.startswith(_LABEL)}
+            if not n["Alive"] or "group" not in labels:
+                continue
+            free = available.get(n["NodeID"], {})
+            total = n["Resources"]
+            accelerator = labels.get("accelerator") or n["Labels"].get("ray.io/accelerator-type")
+            shape = NodeShape(
+                total.get("GPU", 0.0), total.get("CPU", 0.0), total.get("memory", 0.0) / GIB, accelerator or None
+            )
+            free_gpus, free_cpus, free_bytes = (free.get(k, 0.0) for k in ("GPU", "CPU", "memory"))
+            is_draining = n["NodeID"] in draining
+            found.append(
+                RayNode(n["NodeID"], labels, shape, free_gpus, free_cpus, free_bytes / GIB, is_draining)
+            )
+        return tuple(found)
+
+    def gangs(self) -> tuple[str, ...]:
+        from ray.util import placement_group_table
+
+        with self._translated("list placement groups"):
+            table = placement_group_table()
+        prefix = _pg_name("")
+        return tuple(
+            pg["name"].removeprefix(prefix)
+            for pg in table.values()
+            if pg["name"].startswith(prefix) and pg["state"] != "REMOVED"
+        )
+
+    def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
+        from ray.util import placement_group
+
+        if self._group(gang_id) is not None:
+            return
+        with self._translated(f"reserve {gang_id}"):
+            placement_group(
+                [_resources(bundle)] * len(node_ids),
+                strategy="PACK",
+                name=_pg_name(gang_id),
+                lifetime="detached",
+                bundle_label_selector=[{"ray.io/node-id": n} for n in node_ids],
+            )
+
+    def gang_phase(self, gang_id: str) -> GangPhase:
+        from ray.util import placement_group_table
+
+        group = self._group(gang_id)
+        if group is None:
+            return GangPhase.GONE
+        with self._translated(f"look at {gang_id}"):
+            state = placement_group_table(group)["state"]
+        if state == "CREATED":
+            return GangPhase.READY
+        return GangPhase.GONE if state == "REMOVED" else GangPhase.PENDING
+
+    def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
+        from ray.util import placement_group_table
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = self._group(gang_id)
+        if group is None:
+            raise Unreachable(f"cannot start {gang_id}: its placement group is gone")
+        with self._translated(f"start {gang_id}"):
+            where = placement_group_table(group)["bundles_to_node_id"]
+            addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in self._ray.nodes()}
+            started = set(self._waits.values())
+            fresh: list[tuple[int, Any]] = []
+            for r in ranks:
+                if (gang_id, r.rank) in started:
+                    continue
+                r.envs.setdefault("RAY_ADDRESS", self._address)
+                self._actors[gang_id, r.rank] = actor = self._actor_class.options(
+                    name=f"{gang_id}/{r.rank}",
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    num_cpus=bundle.cpus,
+                    num_gpus=bundle.gpus,
+                    memory=int(bundle.memory_gib * GIB) or None,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, r.rank),
+                ).remote(*self._runner_arguments(gang_id, len(ranks), bundle, r))
+                fresh.append((r.rank, actor))
+            # The port is a future that Ray hands to the ranks: nobody waits here.
+            port = self._actors[gang_id, 0].free_port.remote()
+            master = addresses.get(where[0], "127.0.0.1")
+            for rank, actor in fresh:
+                actor.start.remote(master, port)
+                self._waits[actor.wait_exit.remote()] = (gang_id, rank)
+
+    def adopt(self, gang_id: str, ranks: int) -> bool:
+        with self._translated(f"find {gang_id}"):
+            for rank in range(ranks):
+                if (gang_id, rank) in self._actors:
+                    continue
+                actor = self._find(gang_id, rank)
+                if actor is None:
+                    self._lost.append((gang_id, RankExit(rank, None, "its runner is gone")))
+                    continue
+                self._actors[gang_id, rank] = actor
+                self._waits[actor.wait_exit.remote()] = (gang_id, rank)
+        return all((gang_id, rank) in self._actors for rank in range(ranks))
+
+    def exits(self) -> tuple[tuple[str, RankExit], ...]:
+        found, self._lost = self._lost, []
+        if not self._waits:
+            return tuple(found)
+        from ray.exceptions import ActorUnavailableError, RayError
+
+        with self._translated("look for ended ranks"):
+            ready, _ = self._ray.wait(list(self._waits), num_returns=len(self._waits), timeout=0)
+        for ref in ready:
+            gang_id, rank = self._waits.pop(ref)
+            try:
+                code, lost = self._ray.get(ref, timeout=1)
+                found.append((gang_id, RankExit(rank, code, lost)))
+            except ActorUnavailableError:
+                actor = self._actors[gang_id, rank]  # Ray is not sure yet: ask again
+                self._waits[actor.wait_exit.remote()] = (gang_id, rank)
+            except RayError as e:
+                found.append((gang_id, RankExit(rank, None, _why_lost(e))))
+        return tuple(found)
+
+    def kill(self, gang_id: str, grace_s: float) -> None:
+        with self._translated(f"stop {gang_id}"):
+            for (gang, _), actor in list(self._actors.items()):
+                if gang == gang_id:
+                    actor.stop.remote(grace_s)
+
+    def release(self, gang_id: str) -> None:
+        from ray.util import remove_placement_group
+
+        for key in [k for k in self._actors if k[0] == gang_id]:
+            del self._actors[key]
+        self._waits = {ref: key for ref, key in self._waits.items() if key[0] != gang_id}
+        group = self._group(gang_id)
+        if group is not None:
+            with self._translated(f"release {gang_id}"):
+                remove_placement_group(group)  # ends the actors in it
+
+    def drain(self, node_id: str, reason: str, deadline_s: float) -> None:
+        """Tells Ray to place nothing more on the node. Ray ends a drained raylet as soon as it is idle."""
+        from ray._raylet import GcsClient
+        from ray.core.generated import autoscaler_pb2
+
+        preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        with self._translated("drain a node"):
+            GcsClient(address=self._address).drain_node(node_id, preemption, reason, int(deadline_s * 1000))
+
+    def _state(self) -> Any:
+        from ray._private.state import state
+
+        return state
+
+    def _group(self, gang_id: str) -> Any:
+        from ray.util import get_placement_group
+
+        with self._translated(f"look for {gang_id}"):
+            try:
+                return get_placement_group(_pg_name(gang_id))
+            except ValueError:
+                return None
+
+    def _find(self, gang_id: str, rank: int) -> Any:
+        try:
+            return self._ray.get_actor(f"{gang_id}/{rank}", namespace=NAMESPACE)
+        except ValueError:
+            return None
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except ArealSkyError:
+            raise
+        except Exception as e:
+            # Ray raises RayError, RpcError, ConnectionError, RuntimeError and more for the same thing.
+            lines = str(e).strip().splitlines() or [type(e).__name__]
+            raise Unreachable(f"cannot {what} (Ray at {self._address}): {lines[0][:300]}") from e
+
+
+def _pg_name(gang_id: str) -> str:
+    return f"areal_sky:{gang_id}"
+
+
+def _resources(bundle: Bundle) -> dict[str, float]:
+    wanted = {"GPU": bundle.gpus, "CPU": bundle.cpus, "memory": int(bundle.memory_gib * GIB)}
+    return {k: v for k, v in wanted.items() if v}
+
+
+def _why_lost(e: Exception) -> str:
+    """Ray's many lines about a dead actor, as one."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    telling = next((line for line in lines if "dead because" in line or "node" in line.lower()), None)
+    return (telling or (lines[0] if lines else type(e).__name__))[:200]

@@ -1,0 +1,296 @@
+"""plan(spec, offers) -> LaunchPlan: what will be launched, where and at what price. Pure.
+
+Every group of a cluster is put in one region, since nodes join the head on its private address: the region where
+the whole cluster costs least at its largest. `infra: local` has no region; its nodes are priced as if on a cloud.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from areal_sky.core.model import HEAD_GROUP, GroupPlan, LaunchPlan, NodeShape, Offer, replica_name
+from areal_sky.core.nodeenv import (
+    DEFAULT_GATEWAY_PORT,
+    DEFAULT_LEASE_S,
+    DEFAULT_RAY_PORT,
+    GroupShape,
+    HeadEnv,
+    NodeEnv,
+)
+from areal_sky.core.offers import (
+    NO_SPOT_CLOUDS,
+    UNPRICED_CLOUDS,
+    Choice,
+    MachineType,
+    Notes,
+    best_first,
+    choices,
+    cost,
+    machines,
+)
+from areal_sky.core.prices import within_budget
+from areal_sky.core.unlisted import guessed, pretend, scaled
+from areal_sky.errors import InvalidInput
+from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec
+
+Region = tuple[str, str | None]  # cloud, region
+
+# The head runs Ray's GCS, the gateway and the scheduler, and no tasks of size: measured below 1 GiB at rest.
+HEAD_CPUS = 4.0
+HEAD_MEMORY_GIB = 16.0
+MAX_ALTERNATIVES = 5
+UNBOUNDED = 1e6  # vCPUs or GiB: more than any machine has, and a number that JSON can carry
+
+
+def plan(spec: ClusterSpec, offers: Sequence[Offer]) -> LaunchPlan:
+    """Choose an offer for the head and for every group, and say what is guessed and what is not known.
+
+    Raises Refused when the least that would run costs more per hour than `budget.max_hourly_usd`.
+    """
+    notes = Notes(list(spec.guesses), [])
+    head = _head_group(spec)
+    wanted = [head, *spec.groups]
+    found = {g.name: _machines(g, spec, offers) for g in wanted}
+    place = None if spec.is_local else _common_place(wanted, found, notes)
+    plans = [_group_plan(g, spec, found[g.name], place, offers, notes) for g in wanted]
+    result = LaunchPlan(
+        cluster=spec.name,
+        infra=spec.infra,
+        head=plans[0],
+        groups=tuple(plans[1:]),
+        guesses=tuple(dict.fromkeys(notes.guesses)),
+        unknowns=tuple(dict.fromkeys(notes.unknowns + _place_unknowns(plans, spec))),
+    )
+    return within_budget(result, spec.budget.max_hourly_usd)
+
+
+# ---------------------------------------------------------------- where
+
+
+def _head_group(spec: ClusterSpec) -> NodeGroupSpec:
+    r = spec.head
+    if not (r.accelerators or r.instance_type or r.cpus or r.memory_gib):
+        r = r.model_copy(update={"cpus": HEAD_CPUS, "memory_gib": HEAD_MEMORY_GIB})
+    return NodeGroupSpec(
+        name=HEAD_GROUP,
+        resources=r,
+        elastic=False,
+        min_replicas=1,
+        max_replicas=1,
+        nodes_per_replica=1,
+        market="on_demand",
+    )
+
+
+def _machines(group: NodeGroupSpec, spec: ClusterSpec, offers: Iterable[Offer]) -> tuple[MachineType, ...]:
+    wanted = _choices(group, spec)
+    found = machines(group.resources, wanted, offers)
+    if not found and spec.is_local:  # a pretend machine may have any shape: price the nearest real one
+        found = machines(group.resources, wanted, offers, minima=False)
+    return tuple(m.without_dear_spot(spec.spot.max_spot_price_frac) for m in found)
+
+
+def _choices(group: NodeGroupSpec, spec: ClusterSpec) -> tuple[Choice, ...]:
+    return choices(group.resources, None) if spec.is_local else choices(group.resources, spec.infra)
+
+
+def _common_place(
+    wanted: Sequence[NodeGroupSpec], found: dict[str, tuple[MachineType, ...]], notes: Notes
+) -> Region | None:
+    """The (cloud, region) that serves most groups, then follows their order best, then costs least."""
+    places = sorted({_where(m) for ms in found.values() for m in ms}, key=str)
+    if not places:
+        return None
+
+    def key(place: Region) -> tuple[int, int, float]:
+        best = [next(iter(best_first((m for m in found[g.name] if _where(m) == place), g)), None) for g in wanted]
+        total = sum(cost(m, g) for m, g in zip(best, wanted, strict=True) if m is not None)
+        return sum(m is None for m in best), sum(m.rank for m in best if m is not None), total
+
+    scores = {p: key(p) for p in places}
+    chosen = min(places, key=lambda p: scores[p])
+    full = [p for p in places if scores[p][0] == 0]
+    if len(full) > 1:
+        dearest = max(scores[p][2] for p in full)
+        notes.guesses.append(
+            f"region: {_text(chosen)} costs least of the {len(full)} in the price table that have every machine "
+            f"asked for (${scores[chosen][2]:,.2f}/h at the largest, ${dearest:,.2f}/h in the dearest); "
+            "`infra:` pins one"
+        )
+    return chosen
+
+
+def _where(m: MachineType) -> Region:
+    return m.any_offer.cloud, m.any_offer.region
+
+
+def _text(place: Region) -> str:
+    return "/".join(x for x in place if x)
+
+
+def _place_unknowns(plans: Sequence[GroupPlan], spec: ClusterSpec) -> list[str]:
+    if spec.is_local:
+        return []
+    head = plans[0].offer
+    lines = [
+        f"{g.name} is in {_text((g.offer.cloud, g.offer.region))} but the head in "
+        f"{_text((head.cloud, head.region))}: can they reach "
+        "the head's private address?"
+        for g in plans[1:]
+        if g.offer.cloud != "any" and (g.offer.cloud, g.offer.region) != (head.cloud, head.region)
+    ]
+    ported = [g.name for g in spec.groups if g.resources.raw.get("ports")]
+    if ported and head.cloud in ("aws", "any"):
+        lines.append(
+            f"{', '.join(ported)}: on AWS, `ports` gives machines a security group of their own, which keeps them "
+            "from the head; leave `ports` out (the gateway needs none)"
+        )
+    if not lines and head.cloud not in ("aws", "gcp", *UNPRICED_CLOUDS):
+        lines.append(
+            f"do machines of two SkyPilot clusters reach each other's private address on {head.cloud}? "
+            "(on aws and gcp they do; ours must)"
+        )
+    return lines
+
+
+# ---------------------------------------------------------------- one group
+
+
+def _group_plan(
+    group: NodeGroupSpec,
+    spec: ClusterSpec,
+    found: Sequence[MachineType],
+    place: Region | None,
+    offers: Sequence[Offer],
+    notes: Notes,
+) -> GroupPlan:
+    here = [m for m in found if place is None or _where(m) == place] or list(found)
+    ranked = best_first(here, group)
+    best = ranked[0] if ranked else _unlisted(group, spec, place, offers, notes)
+    market = _market(group, best, spec, notes)
+    spot_first = market == "spot" or (market == "mixed" and group.on_demand_base == 0)
+    if spec.is_local:
+        best = pretend(best, group, notes)
+        ranked = [best]
+    offer = (best.spot if spot_first else best.on_demand) or best.any_offer
+    twins = [(m.spot if spot_first else m.on_demand) for m in ranked[1:]]
+    return GroupPlan(
+        name=group.name,
+        elastic=group.elastic,
+        min_replicas=group.min_replicas,
+        max_replicas=group.max_replicas,
+        nodes_per_replica=group.nodes_per_replica,
+        market=market,
+        on_demand_base=group.on_demand_base,
+        shape=offer.shape,
+        offer=offer,
+        on_demand_offer=best.on_demand,
+        spot_offer=best.spot,
+        alternatives=tuple(o for o in twins if o is not None)[:MAX_ALTERNATIVES],
+    )
+
+
+def _market(
+    group: NodeGroupSpec, best: MachineType, spec: ClusterSpec, notes: Notes
+) -> Literal["on_demand", "spot", "mixed"]:
+    if group.market == "on_demand" or best.spot is not None:
+        return group.market
+    cloud = best.any_offer.cloud
+    if cloud in NO_SPOT_CLOUDS:
+        notes.guesses.append(f"{group.name}: market {group.market} is ignored, {cloud} has no spot machines")
+    elif spec.spot.max_spot_price_frac is not None:
+        notes.guesses.append(
+            f"{group.name}: planned on demand, no spot price at or below "
+            f"{spec.spot.max_spot_price_frac:g} of the on-demand price (spot.max_spot_price_frac)"
+        )
+    else:
+        notes.guesses.append(f"{group.name}: planned on demand, no spot price is known for {cloud}")
+    return "on_demand"
+
+
+def _unlisted(
+    group: NodeGroupSpec, spec: ClusterSpec, place: Region | None, offers: Sequence[Offer], notes: Notes
+) -> MachineType:
+    choice = _choices(group, spec)[0]
+    if spec.is_local:
+        real = scaled(group, choice, offers, notes)
+        return real or guessed(group, choice, offers, notes, local=True)
+    if place is not None and choice.place.cloud is not None and choice.place.allows(*place):
+        choice = replace(choice, place=replace(choice.place, cloud=place[0], region=place[1]))
+    return guessed(group, choice, offers, notes, local=False)
+
+
+# ---------------------------------------------------------------- what each machine is told
+
+
+def head_env(
+    spec: ClusterSpec,
+    launch: LaunchPlan,
+    *,
+    state_dir: str,
+    ray_port: int = DEFAULT_RAY_PORT,
+    gateway_port: int = DEFAULT_GATEWAY_PORT,
+    lease_s: float = DEFAULT_LEASE_S,
+) -> HeadEnv:
+    """What the head is started with. On `local` it gets the planned shape, elsewhere Ray finds the machine's own."""
+    return HeadEnv(
+        cluster=spec.name,
+        replica=replica_name(spec.name, HEAD_GROUP, 0),
+        state_dir=state_dir,
+        ray_port=ray_port,
+        gateway_port=gateway_port,
+        groups=tuple(
+            GroupShape(g.name, _at_most(g, spec), g.nodes_per_replica, g.min_replicas, g.max_replicas)
+            for g in launch.groups
+        ),
+        weights=tuple((p.model_type, p.weight) for p in spec.scheduling.priority),
+        models=tuple((m.name, m.model_type) for m in spec.models),
+        ageing_per_hour=spec.scheduling.ageing_per_hour,
+        lease_s=lease_s,
+        idle_shutdown_s=spec.idle_shutdown_s,
+        shape=launch.head.shape if spec.is_local else None,
+    )
+
+
+def _at_most(group: GroupPlan, spec: ClusterSpec) -> NodeShape:
+    """What a node of the group has at most: a guess must not make the scheduler refuse what may well fit."""
+    if spec.is_local or group.offer.price_usd_per_hour is not None:
+        return group.shape
+    return replace(group.shape, cpus=UNBOUNDED, memory_gib=UNBOUNDED)
+
+
+def node_env(
+    spec: ClusterSpec,
+    launch: LaunchPlan,
+    group: str,
+    replica: str,
+    index: int,
+    *,
+    head_ip: str,
+    ray_port: int = DEFAULT_RAY_PORT,
+    gateway_port: int = DEFAULT_GATEWAY_PORT,
+    state_dir: str,
+    lease_s: float = DEFAULT_LEASE_S,
+) -> NodeEnv:
+    """What node `index` (from 0) of a replica is started with. Raises InvalidInput for a group not in the plan."""
+    planned = launch.group(group)
+    if planned is None:
+        known = ", ".join(g.name for g in launch.groups)
+        raise InvalidInput(f"no group {group!r} in cluster {spec.name}; it has {known}")
+    return NodeEnv(
+        cluster=spec.name,
+        group=group,
+        replica=replica,
+        index=index,
+        head_ip=head_ip,
+        ray_port=ray_port,
+        gateway_port=gateway_port,
+        state_dir=state_dir,
+        lease_s=lease_s,
+        critical_interval_s=spec.telemetry.critical_interval_s,
+        normal_interval_s=spec.telemetry.normal_interval_s,
+        shape=planned.shape if spec.is_local else None,
+        simulated_gpus=spec.is_local,
+    )

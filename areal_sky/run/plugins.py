@@ -1,0 +1,105 @@
+"""Policies by name: a preset of `policies/`, a built-in, or `module:function` of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from areal_sky.core.scaling import Policy
+from areal_sky.core.scaling_policies import BUILT_IN
+from areal_sky.data import data_dir
+from areal_sky.errors import InvalidInput
+from areal_sky.spec.cluster import ScalingSpec
+
+WHERE = "scaling.policy"
+
+
+def scaling_policy(spec: ScalingSpec) -> Policy:
+    """The policy that the spec names, with the preset's numbers and over them `scaling.options`.
+
+    A preset goes before a built-in of the same name. Raises InvalidInput: no such policy, an option that it does not
+    know, a function that cannot be imported or called with one context.
+    """
+    kind, numbers = spec.policy, dict[str, Any]()
+    if ":" not in kind and (preset := _preset_file(kind)):
+        kind, numbers = _read_preset(preset)
+    options = {**numbers, **spec.options}
+    if ":" in kind:
+        return _own(kind, options)
+    factory = BUILT_IN.get(kind)
+    if factory is None:
+        raise InvalidInput(f"{WHERE}: there is no policy {kind!r}{_hint(kind)}")
+    try:
+        return factory(options)
+    except ValueError as e:
+        raise InvalidInput(f"{WHERE} {spec.policy}: {e}") from None
+
+
+def policy_names() -> tuple[str, ...]:
+    """Every name that `scaling.policy` may have besides `module:function`."""
+    presets = {p.stem for p in (data_dir("policies") / "scaling").glob("*.yaml")}
+    return tuple(sorted(presets | set(BUILT_IN)))
+
+
+def load_function(reference: str, where: str) -> Callable[..., Any]:
+    """What `module:function` points at; modules are also looked for in the current folder. Raises InvalidInput."""
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise InvalidInput(f"{where}: {reference!r} must read module:function")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        target: Any = importlib.import_module(module_name)
+    except Exception as e:  # whatever the user's module raises while it is imported
+        raise InvalidInput(f"{where}: cannot import {module_name!r}: {type(e).__name__}: {e}") from None
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            near = difflib.get_close_matches(part, dir(target), n=1)
+            hint = f"; did you mean `{near[0]}`?" if near else ""
+            raise InvalidInput(f"{where}: {module_name!r} has no {attribute!r}{hint}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise InvalidInput(f"{where}: {reference!r} is a {type(target).__name__}, not a function")
+    return cast("Callable[..., Any]", target)
+
+
+def _own(reference: str, options: Mapping[str, Any]) -> Policy:
+    function = load_function(reference, WHERE)
+    try:
+        inspect.signature(function).bind(None, **options)
+    except TypeError as e:
+        given = ", ".join(["context", *(f"{o}=" for o in options)])
+        raise InvalidInput(f"{WHERE}: {reference} cannot be called with ({given}): {e}") from None
+    except ValueError:
+        pass  # a callable of C without a signature: calling it will tell
+    return cast(Policy, partial(function, **options) if options else function)
+
+
+def _preset_file(name: str) -> Path | None:
+    path = data_dir("policies") / "scaling" / f"{name}.yaml"
+    return path if "/" not in name and path.is_file() else None
+
+
+def _read_preset(path: Path) -> tuple[str, dict[str, Any]]:
+    import yaml
+
+    try:
+        raw: Any = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as e:
+        raise InvalidInput(f"{WHERE}: cannot read the preset {path}: {e}") from None
+    if not isinstance(raw, dict) or "kind" not in raw:
+        raise InvalidInput(f"{WHERE}: the preset {path} must be a mapping with a `kind`")
+    numbers = cast("dict[str, Any]", raw)
+    return numbers.pop("kind"), numbers
+
+
+def _hint(name: str) -> str:
+    names = policy_names()
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(names)}, or module:function"

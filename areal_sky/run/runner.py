@@ -1,0 +1,290 @@
+"""One rank of a gang, as the Ray actor that keeps it. Imports no Ray: the adapter makes an actor of the class.
+
+The command runs under a warden (see warden.py) in a fresh directory; its output goes to files of this node and from
+there to the head, in order and at most every PUSH_S. The exit is told only after the last output was taken.
+A line `AREAL_SKY_METRIC loss=0.5 step=3` on stdout is recorded as the task's metrics.
+
+On the node: `$AREAL_SKY_NODE_DIR/work/<task>/<attempt>.<rank>/` (working directory, kept),
+`.../logs/<task>/<attempt>.<rank>.{out,err}`, and while it runs `.../running/<task>.<rank>.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from areal_sky.core.nodeenv import SECRET_KEYS
+
+PUSH_S = 0.3
+CHUNK_BYTES = 256 * 2**10
+LAST_PUSH_S = 60.0  # how long the last output waits for a head that does not answer
+METRIC_MARK = "AREAL_SKY_METRIC"
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """What to run. `gpus` is what the bundle asks for; `envs` come from the task and the scheduler."""
+
+    task_id: str
+    attempt: int
+    rank: int
+    world_size: int
+    kind: str
+    command: str
+    payload: str | None
+    gpus: float
+    envs: Mapping[str, str]
+
+
+class Runner:
+    """The actor. Its methods are coroutines, so it answers while the command runs."""
+
+    def __init__(self, order: RankOrder):
+        self._order = order
+        self._process: RankProcess | None = None
+
+    async def free_port(self) -> int:
+        """A TCP port that is free on this node now (rank 0's becomes MASTER_PORT)."""
+        with socket.socket() as s:
+            s.bind(("", 0))
+            return int(s.getsockname()[1])
+
+    async def start(self, master_addr: str, master_port: int) -> int:
+        """Starts the command once; returns the command's pid."""
+        if self._process is None:
+            self._process = RankProcess(self._order, master_addr, master_port)
+        return await asyncio.to_thread(self._process.start)
+
+    async def wait_exit(self) -> tuple[int | None, str]:
+        """(exit code, "") once the command has ended and its output was taken; -N when signal N ended it.
+
+        (None, why) when the command could not be started at all.
+        """
+        while self._process is None or not self._process.done.is_set():
+            await asyncio.sleep(0.02)
+        return self._process.code, self._process.trouble
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to the command's process group, SIGKILL to its whole tree after `grace_s`."""
+        if self._process is not None:
+            self._process.stop(grace_s)
+
+
+class RankProcess:
+    """The command of one rank, its files, and the thread that ships its output."""
+
+    def __init__(self, order: RankOrder, master_addr: str, master_port: int, environ: Mapping[str, str] = os.environ):
+        self.done = threading.Event()
+        self.code: int | None = None
+        self.trouble = ""
+        self._order = order
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._warden: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        folder = environ.get("AREAL_SKY_NODE_DIR") or f"{tempfile.gettempdir()}/areal_sky-{os.getuid()}"
+        self.node_dir = Path(folder)
+        name = f"{order.attempt}.{order.rank}"
+        self.work_dir = self.node_dir / "work" / order.task_id / name
+        self.log_files = {s: self.node_dir / "logs" / order.task_id / f"{name}.{s}" for s in ("out", "err")}
+        self._master = {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port)}
+
+    def start(self) -> int:
+        """Starts the command unless it was started before; returns its pid, 0 when it cannot be started."""
+        with self._lock:
+            if self._pid is None:
+                try:
+                    self._pid = self._start()
+                except OSError as e:
+                    self._pid, self.trouble = 0, f"cannot start it on this node: {e}"
+                    self.done.set()
+            return self._pid
+
+    def stop(self, grace_s: float) -> None:
+        """Idempotent; nothing happens after the end."""
+        warden = self._warden
+        if warden is None or warden.stdin is None or self._ended.is_set():
+            return
+        try:
+            warden.stdin.write(b"stop %f\n" % grace_s)
+            warden.stdin.flush()
+        except OSError:
+            pass  # the warden has ended by itself
+
+    def environment(self) -> dict[str, str]:
+        """The command's environment: the node's, less what is Ray's or secret, plus the rank's own."""
+        o = self._order
+        secret = (*SECRET_KEYS, "AREAL_SKY_HEAD_CONFIG", "AREAL_SKY_NODE_CONFIG")
+        env = {k: v for k, v in self._environ.items() if k not in secret and _not_rays_own(k)}
+        # `python` in a command is the Python that this node runs areal_sky with.
+        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+        env.setdefault("PYTHONUNBUFFERED", "1")
+        env.update(o.envs)
+        env.update(self._master)
+        env.update(
+            RANK=str(o.rank),
+            WORLD_SIZE=str(o.world_size),
+            LOCAL_RANK="0",  # every rank sees only its own devices
+            CUDA_VISIBLE_DEVICES=self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else "",
+            AREAL_SKY_TASK_ID=o.task_id,
+            AREAL_SKY_ATTEMPT=str(o.attempt),
+        )
+        return env
+
+    def _start(self) -> int:
+        o = self._order
+        for folder in (self.work_dir, self.log_files["out"].parent, self.node_dir / "running"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        argv = ["/bin/sh", "-c", o.command]
+        if o.payload is not None:
+            payload_file = self.work_dir / ".callable.pickle"
+            payload_file.write_bytes(base64.b64decode(o.payload))
+            argv = [sys.executable, "-m", "areal_sky.run.invoke", str(payload_file)]
+        about = {
+            "task_id": o.task_id,
+            "rank": o.rank,
+            "kind": o.kind,
+            "gpus": _device_ids(self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else ""),
+            "gpus_frac": min(1.0, o.gpus),
+        }
+        running = self.node_dir / "running" / f"{o.task_id}.{o.rank}.json"
+        status_read, status_write = os.pipe()
+        script = Path(__file__).with_name("warden.py")
+        with self.log_files["out"].open("wb") as out, self.log_files["err"].open("wb") as err:
+            self._warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(script), str(status_write)],
+                stdin=subprocess.PIPE, stdout=out, stderr=err, cwd=self.work_dir, env=self.environment(),
+                pass_fds=(status_write,), start_new_session=True,
+            )  # fmt: skip
+        os.close(status_write)
+        assert self._warden.stdin is not None
+        order = {"argv": argv, "running": str(running), "about": about}
+        self._warden.stdin.write(json.dumps(order).encode() + b"\n")
+        self._warden.stdin.flush()
+        status = os.fdopen(status_read, "r")
+        first = status.readline().split()
+        threading.Thread(target=self._watch, args=(status,), name="watch", daemon=True).start()
+        threading.Thread(target=self._ship, name="ship", daemon=True).start()
+        return int(first[1]) if len(first) == 2 and first[0] == "pid" else 0
+
+    def _watch(self, status: IO[str]) -> None:
+        with status:
+            last = status.readline().split()
+        assert self._warden is not None
+        self._warden.wait()
+        # A warden that ends without a word was killed itself.
+        self.code = int(last[1]) if len(last) == 2 and last[0] == "exit" else -9
+        self._ended.set()
+
+    def _ship(self) -> None:
+        shippers = [_Shipper(self._order, stream, path, self._environ) for stream, path in self.log_files.items()]
+        next_s = time.monotonic()
+        while True:
+            ended = self._ended.wait(max(0.0, next_s - time.monotonic()))
+            next_s = time.monotonic() + PUSH_S
+            if ended:
+                break
+            for shipper in shippers:
+                shipper.push()
+        give_up_s = time.monotonic() + LAST_PUSH_S
+        while left := [s for s in shippers if not s.push(last=True)]:
+            if time.monotonic() > give_up_s:
+                break
+            shippers = left
+            time.sleep(PUSH_S)
+        self.done.set()
+
+
+class _Shipper:
+    """Follows one log file and brings it to the head."""
+
+    def __init__(self, order: RankOrder, stream: str, path: Path, environ: Mapping[str, str]):
+        self._order = order
+        self._stream = stream
+        self._path = path
+        self._url = environ.get("AREAL_SKY_GATEWAY", "")
+        self._token = environ.get("AREAL_SKY_NODE_TOKEN", "")
+        self._client: Any = None
+        self._offset = 0
+        self._line = b""  # the unfinished last line, for metrics
+        self._measured = 0  # how far metrics were read
+
+    def push(self, *, last: bool = False) -> bool:
+        """Sends what is new; True when nothing is left to send (or nobody to send it to)."""
+        from areal_sky.errors import ArealSkyError
+
+        o = self._order
+        try:
+            while data := self._read():
+                metrics = self._metrics(data, last)
+                if not self._url:
+                    self._offset += len(data)
+                    continue
+                if self._client is None:
+                    from areal_sky.adapters.gateway_client import GatewayClient
+
+                    self._client = GatewayClient(self._url, self._token)
+                if metrics:
+                    self._client.track_metrics(o.task_id, metrics)
+                # surrogateescape carries bytes that are no UTF-8, so that offsets stay those of the file
+                text = data.decode("utf-8", "surrogateescape")
+                self._offset = self._client.push_log(o.task_id, o.attempt, o.rank, self._stream, self._offset, text)
+        except ArealSkyError:
+            return False
+        except OSError:
+            return True  # the file is gone: somebody cleared the node's folder
+        return True
+
+    def _read(self) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            return file.read(CHUNK_BYTES)
+
+    def _metrics(self, data: bytes, last: bool) -> dict[str, float]:
+        if self._stream != "out" or self._offset < self._measured:
+            return {}  # seen before: the head asked for it again
+        self._measured = self._offset + len(data)
+        *lines, self._line = (self._line + data).split(b"\n")
+        if last and self._line:
+            lines.append(self._line)
+        found: dict[str, float] = {}
+        for line in lines:
+            if line.startswith(METRIC_MARK.encode()):
+                found.update(parse_metrics(line.decode("utf-8", "replace")))
+        return found
+
+
+def parse_metrics(line: str) -> dict[str, float]:
+    """`AREAL_SKY_METRIC reward=0.5 step=3` -> values; what is no number is left out."""
+    values: dict[str, float] = {}
+    for word in line.split()[1:]:
+        name, _, text = word.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if name and abs(value) != float("inf") and value == value:
+            values[name[:64]] = value
+    return values
+
+
+def _not_rays_own(name: str) -> bool:
+    """Whether a variable of the Ray worker may reach the command: RAY_AUTH_* lets it join Ray, others confuse it."""
+    return not name.startswith("RAY_") or name.startswith("RAY_AUTH_")
+
+
+def _device_ids(visible: str) -> list[int | str]:
+    return [int(d) if d.strip().isdigit() else d.strip() for d in visible.split(",") if d.strip()]

@@ -1,0 +1,76 @@
+"""Hidden commands: what runs in the background on the user's machine (controller) and on the nodes (head, node)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+import click
+
+from areal_sky.errors import ArealSkyError
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.command(hidden=True)
+@click.argument("name")
+def controller(name: str) -> None:
+    """Run the controller of cluster NAME until the cluster is down."""
+    from areal_sky.adapters.processes import stop_on_signals
+    from areal_sky.home import choose_cluster
+    from areal_sky.run.supervise import run_controller
+
+    set_up_logging()
+    stop = threading.Event()
+    stop_on_signals(stop)
+    run_controller(choose_cluster(name), stop)
+
+
+@click.command(hidden=True)
+def node() -> None:
+    """Join this machine to a cluster and hold its lease. Configured by the environment."""
+    from areal_sky.adapters.processes import stop_on_signals
+    from areal_sky.run.node import run_node
+
+    set_up_logging()
+    stop = threading.Event()
+    stop_on_signals(stop)
+    sys.exit(run_node(os.environ, stop))
+
+
+@click.command(hidden=True)
+def head() -> None:
+    """Start the cluster's Ray head and serve its gateway. Configured by the environment."""
+    from areal_sky.run.head import Head
+    from areal_sky.run.node import fail_for_good
+
+    set_up_logging()
+    head = Head(os.environ)
+    try:
+        head.start_ray()
+    except ArealSkyError as e:
+        logging.error("%s", e)
+        sys.exit(fail_for_good(os.environ.get("AREAL_SKY_NODE_DIR", ""), str(e)))
+    sys.exit(_serve(head))
+
+
+def set_up_logging(level: int = logging.INFO) -> None:
+    """Logs to stderr, without a line per HTTP request."""
+    logging.basicConfig(level=level, format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _serve(head: Any) -> int:
+    # Imported after Ray's daemon has been started: its boot and these imports overlap.
+    import uvicorn
+
+    from areal_sky.adapters.raycluster import RayClusterAdapter
+    from areal_sky.run.hub import TelemetryHub
+    from areal_sky.run.journal import Journal
+    from areal_sky.run.tasks import TaskService
+    from areal_sky.ui.gateway import create_app
+
+    raise NotImplementedError((uvicorn, RayClusterAdapter, TelemetryHub, Journal, TaskService, create_app))

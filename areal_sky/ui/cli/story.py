@@ -1,0 +1,116 @@
+"""`areal-sky why`, `events`, `cost`: what happened, for what reason, at what price."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+CLUSTER_OPTION = click.option(
+    "--cluster", "-c", metavar="NAME", help="Which cluster; default: the only one that is up."
+)
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.command()
+@click.argument("subject", metavar="ID")
+@CLUSTER_OPTION
+@JSON_OPTION
+def why(subject: str, cluster: str | None, as_json: bool) -> None:
+    """Tell the story of a task, replica, group or cluster."""
+    lines = _attach(cluster).why(subject)
+    if as_json:
+        click.echo(json.dumps([{"t_s": t_s, "text": text} for t_s, text in lines]))
+        return
+    _print_lines(lines)
+
+
+@click.command()
+@click.argument("name", required=False)
+@CLUSTER_OPTION
+@click.option("--follow", "-f", is_flag=True, help="Go on printing what happens until Ctrl-C.")
+@JSON_OPTION
+def events(name: str | None, cluster: str | None, follow: bool, as_json: bool) -> None:
+    """Print what happened to cluster NAME, in order."""
+    from areal_sky.core.events import encode
+    from areal_sky.core.story import sentence
+
+    target = _attach(name or cluster)
+    seq = 0
+    try:
+        while True:
+            for record in target.events(seq):
+                seq = record.seq
+                if as_json:
+                    kind, fields = encode(record.event)
+                    click.echo(json.dumps({"seq": record.seq, "t_s": record.t_s, "event": kind, **fields}))
+                else:
+                    _print_lines([(record.t_s, sentence(record.event))])
+            if not follow:
+                return
+            time.sleep(0.3)
+    except KeyboardInterrupt:
+        return
+
+
+@click.command()
+@click.argument("name", required=False)
+@CLUSTER_OPTION
+@JSON_OPTION
+def cost(name: str | None, cluster: str | None, as_json: bool) -> None:
+    """Print the bill so far: hours x the price at which each replica was launched."""
+    bill = _attach(name or cluster).cost()
+    if as_json:
+        click.echo(json.dumps(asdict(bill)))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from areal_sky.units import format_usd
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("group", "market"):
+        table.add_column(heading)
+    for heading in ("replicas", "node-hours", "cost", "all on demand"):
+        table.add_column(heading, justify="right")
+    for x in bill.lines:
+        table.add_row(
+            x.group,
+            x.market.replace("_", "-"),
+            str(x.replicas),
+            f"{x.node_hours:.4f}",
+            "unknown" if x.usd is None else f"${x.usd:.4f}",
+            "unknown" if x.on_demand_usd is None else f"${x.on_demand_usd:.4f}",
+        )
+    table.add_section()
+    table.add_row("total", "", "", "", f"${bill.usd:.4f}", f"${bill.on_demand_usd:.4f}", style="bold")
+    console = Console(highlight=False)
+    console.print(table)
+    if not bill.complete:
+        console.print("some prices are unknown: the true total is higher")
+    if bill.usd_per_hour_now:
+        console.print(f"running now: {format_usd(bill.usd_per_hour_now)} per hour")
+
+
+def _attach(name: str | None) -> Any:
+    from areal_sky.cluster import Cluster
+    from areal_sky.errors import NotFound
+    from areal_sky.home import clusters
+
+    try:
+        return Cluster.attach(name)
+    except NotFound:
+        # Reading is possible after the end, too: take the one cluster that there is.
+        homes = clusters()
+        if name is None and len(homes) == 1:
+            return Cluster(homes[0])
+        raise
+
+
+def _print_lines(lines: list[tuple[float, str]]) -> None:
+    for t_s, text in lines:
+        click.echo(f"{time.strftime('%H:%M:%S', time.localtime(t_s))}  {text}")

@@ -1,0 +1,98 @@
+"""The controller's loop: one tick() over 100 replicas on the shipped fakes, and what an idle controller weighs.
+
+The tick runs on a real event store on disk. Replicas are busy, twenty gangs wait that nothing can hold, and the clock
+moves a second per tick: the controller looks at everything and has nothing to change, as it does nearly always.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from areal_sky.adapters.fakes import FakeClock, FakeCloud, FakeHead
+from areal_sky.adapters.processes import rss_mib
+from areal_sky.adapters.store import EventStore
+from areal_sky.core.events import ClusterCreated, ControllerStarted
+from areal_sky.core.model import Bundle, GangDemand, GroupPlan, LaunchPlan, NodeShape, Offer
+from areal_sky.core.reconcile import Patience
+from areal_sky.core.scaling import builtin_policy
+from areal_sky.run.controller import Controller, first_wishes
+from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec, ResourcesSpec
+from benchmarks.local_up import BIN, SPEC, clean_env, run, scratch
+
+REPLICAS = 100
+TICKS = 300
+
+
+def measure() -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        times_ms = sorted(tick_ms(Path(folder)))
+    return {
+        "median_ms": statistics.median(times_ms),
+        "p95_ms": times_ms[int(0.95 * len(times_ms))],
+        "idle_rss_mib": idle_rss_mib(),
+    }
+
+
+def tick_ms(folder: Path) -> list[float]:
+    clock = FakeClock()
+    cloud = FakeCloud(clock)
+    head = FakeHead(cloud)
+    plan, spec = fleet(REPLICAS)
+    store = EventStore(folder / "events.db")
+    store.append(clock.now(), ClusterCreated("bench"), *first_wishes(plan))
+    controller = Controller(
+        spec=spec, plan=plan, store=store, cloud=cloud, head=head, clock=clock,
+        policy=builtin_policy("balance"), patience=Patience(),
+    )  # fmt: skip
+    for _ in range(10):
+        controller.tick()
+        clock.advance(1)
+    names = [r.name for r in controller.state.replicas.values() if r.group == "rollout"]
+    assert len(names) == REPLICAS and all(r.state == "READY" for r in controller.state.replicas.values())
+    head.running = dict.fromkeys(names, 2)
+    head.utilization = dict.fromkeys(names, 0.85)
+    head.demand = tuple(
+        GangDemand(f"t{n}", "rollout", 64, Bundle(gpus=8), (), score=float(n), waiting_s=60.0) for n in range(20)
+    )
+    times: list[float] = []
+    for _ in range(TICKS):
+        clock.advance(1)
+        started = time.perf_counter()
+        controller.tick()
+        times.append((time.perf_counter() - started) * 1000)
+    store.close()
+    return times
+
+
+def fleet(replicas: int) -> tuple[LaunchPlan, ClusterSpec]:
+    """One elastic group, as large as it may become."""
+    shape = NodeShape(gpus=8, cpus=96, memory_gib=1000, accelerator="H100", gpu_memory_gib=80)
+    offer = Offer("aws", "us-east-1", None, "p5.48xlarge", shape, "on_demand", 98.32, "made up for this benchmark")
+    rollout = GroupPlan("rollout", True, replicas, replicas, 1, "on_demand", 0, shape, offer, on_demand_offer=offer)
+    head = GroupPlan("head", False, 1, 1, 1, "on_demand", 0, NodeShape(cpus=4), offer, on_demand_offer=offer)
+    group = NodeGroupSpec(
+        name="rollout", resources=ResourcesSpec(), elastic=True, min_replicas=replicas, max_replicas=replicas,
+        nodes_per_replica=1, market="on_demand",
+    )  # fmt: skip
+    spec = ClusterSpec(name="bench", infra=None, head=ResourcesSpec(), groups=(group,))
+    return LaunchPlan("bench", None, head, (rollout,)), spec
+
+
+def idle_rss_mib(settle_s: float = 10.0) -> float:
+    """Resident memory of the controller of a real local cluster that has had nothing to do for `settle_s`."""
+    with scratch() as folder:
+        (folder / "bench.yaml").write_text(SPEC)
+        env = {**clean_env(), "AREAL_SKY_HOME": str(folder / "home")}
+        areal_sky = str(BIN / "areal-sky")
+        try:
+            run([areal_sky, "up", str(folder / "bench.yaml")], env)
+            time.sleep(settle_s)
+            store = EventStore(folder / "home/clusters/bench/events.db")
+            pids = [r.event.pid for r in store.read() if isinstance(r.event, ControllerStarted)]
+            store.close()
+            return rss_mib(pids[-1])
+        finally:
+            run([areal_sky, "down", "--yes", "bench"], env)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from areal_sky.adapters.catalog import shipped_offers
+from areal_sky.adapters.fakes import FakeClock, FakeCloud, FakeHead
+from areal_sky.adapters.store import EventStore
+from areal_sky.core.events import (
+    ClusterCreated,
+    DownRequested,
+    GroupDesired,
+    LaunchFailed,
+    LaunchIntended,
+    ReplicaGone,
+    ScalingHeld,
+)
+from areal_sky.core.launch import plan
+from areal_sky.core.model import Bundle, GangDemand, ReplicaState
+from areal_sky.core.reconcile import Patience
+from areal_sky.errors import StateError
+from areal_sky.run.controller import Controller, first_wishes
+from areal_sky.run.plugins import scaling_policy
+from areal_sky.spec import load_text
+
+SPEC = """
+name: c
+infra: local
+node_groups:
+  trainer: {resources: {accelerators: "V100:8", cpus: 8, memory: 32}, replicas: 1}
+  rollout: {resources: {accelerators: "V100:8", cpus: 8, memory: 32}, min_replicas: 1, max_replicas: 3}
+scaling: {cooldown: 5s}
+"""
+ROLLOUTS = [f"c-rollout-{i}" for i in range(4)]
+PATIENCE = Patience(vanish_s=5, join_s=60, lost_s=5, drain_s=20, backoff_s=2, backoff_max_s=30)
+
+
+class Bench:
+    """A controller over a real store, a fake cloud and a fake head."""
+
+    def __init__(self, folder: Path, extra: str = ""):
+        self.spec = load_text(SPEC + extra, "c.yaml", now_s=0.0)
+        self.plan = plan(self.spec, shipped_offers())
+        self.clock = FakeClock(1000.0)
+        self.store = EventStore(folder / "events.db")
+        self.cloud = FakeCloud(self.clock, boot_s=2.0, stop_s=1.0)
+        self.head = FakeHead(self.cloud, utilization=dict.fromkeys(ROLLOUTS, 0.5))
+        if not self.store.read():
+            self.store.append(self.clock.now(), ClusterCreated("c"), *first_wishes(self.plan))
+        self.restart()
+
+    def restart(self) -> None:
+        self.controller = Controller(
+            self.spec, self.plan, self.store, self.cloud, self.head, self.clock,
+            scaling_policy(self.spec.scaling), PATIENCE,
+        )  # fmt: skip
+
+    def run(self, seconds: float, step_s: float = 0.5) -> None:
+        for _ in range(int(seconds / step_s)):
+            self.clock.advance(step_s)
+            self.controller.tick()
+
+    def ready(self, group: str) -> list[str]:
+        replicas = self.controller.state.replicas.values()
+        return sorted(r.name for r in replicas if r.group == group and r.state is ReplicaState.READY)
+
+    def launched(self) -> list[str]:
+        return sorted(name for what, name in self.cloud.calls if what == "launch")
+
+    def events(self, kind: type) -> list:  # type: ignore[type-arg]
+        return [r.event for r in self.store.read() if isinstance(r.event, kind)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.run(10)
+    return bench
+
+
+def gang(gpus: float = 8.0, bundles: int = 1, task_id: str = "t1") -> GangDemand:
+    return GangDemand(task_id, "rollout", bundles, Bundle(gpus=gpus, cpus=1), (), 5.0, 10.0)
+
+
+def test_comes_up_and_then_rests(bench: Bench) -> None:
+    assert bench.ready("trainer") == ["c-trainer-0"] and bench.ready("rollout") == ["c-rollout-0"]
+    version = bench.controller.state.version
+    bench.run(3)
+    assert [type(r.event) for r in bench.store.read(version) if not isinstance(r.event, ScalingHeld)] == []
+
+
+def test_grows_because_work_waits_and_says_so(bench: Bench) -> None:
+    bench.head.running = {"c-rollout-0": 1}
+    bench.head.demand = (gang(),)
+    bench.run(10)
+    assert len(bench.ready("rollout")) == 2
+    (grown,) = [e for e in bench.events(GroupDesired) if e.by == "policy"]
+    assert grown.desired == 2 and "wait" in grown.reason
+
+
+def test_never_above_max_however_much_waits(bench: Bench) -> None:
+    bench.head.demand = tuple(gang(task_id=f"t{i}") for i in range(50))
+    bench.head.running = {"c-rollout-0": 1}
+    bench.run(120)
+    assert len(bench.ready("rollout")) == 3
+
+
+def test_shrinks_the_idle_one_and_keeps_min(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "")
+    bench.store.append(bench.clock.now(), GroupDesired("rollout", 3, "by hand", "user"))
+    bench.run(20)
+    bench.head.running = {"c-rollout-2": 1}
+    bench.head.utilization = {"c-rollout-0": 0.0, "c-rollout-1": 0.0, "c-rollout-2": 0.9}
+    bench.run(900, step_s=1.0)
+    assert bench.ready("rollout") == ["c-rollout-2"]
+    assert ("terminate", "c-rollout-2") not in bench.cloud.calls
+
+
+def test_unknown_telemetry_never_shrinks(bench: Bench) -> None:
+    bench.store.append(bench.clock.now(), GroupDesired("rollout", 2, "by hand", "user"))
+    bench.head.utilization = {}
+    bench.run(900, step_s=1.0)
+    assert len(bench.ready("rollout")) == 2
+
+
+def test_budget_holds_growth(tmp_path: Path) -> None:
+    trial = Bench(tmp_path / "a")
+    one = sum(g.offer.price_usd_per_hour or 0 for g in (trial.plan.head, *trial.plan.groups))
+    bench = Bench(tmp_path / "b", f"budget: {{max_hourly_usd: {one + 1:.2f}}}\n")
+    bench.run(10)
+    bench.head.running = {"c-rollout-0": 1}
+    bench.head.demand = (gang(),)
+    bench.run(60)
+    assert bench.ready("rollout") == ["c-rollout-0"]
+    assert any("budget.max_hourly_usd" in e.reason for e in bench.events(ScalingHeld))
+
+
+def test_reclaimed_replica_is_replaced(bench: Bench) -> None:
+    bench.cloud.vanish("c-rollout-0")
+    bench.run(15)
+    assert len(bench.ready("rollout")) == 1
+    assert ReplicaGone("c-rollout-0") in bench.events(ReplicaGone)
+
+
+def test_no_capacity_is_retried_later_not_every_tick(bench: Bench) -> None:
+    bench.cloud.refuse = "no on_demand capacity"
+    bench.store.append(bench.clock.now(), GroupDesired("rollout", 2, "by hand", "user"))
+    bench.run(60)
+    failures = bench.events(LaunchFailed)
+    assert 3 <= len(failures) <= 8
+    assert "no on_demand capacity" in failures[0].reason
+    bench.cloud.refuse = ""
+    bench.run(60)
+    assert len(bench.ready("rollout")) == 2
+
+
+def test_restart_at_every_tick_launches_nothing_twice(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.head.demand = (gang(),)
+    bench.head.running = {"c-rollout-0": 1}
+    for _ in range(60):
+        bench.run(0.5)
+        bench.restart()
+    assert bench.launched() == sorted(set(bench.launched()))
+    assert len(bench.ready("rollout")) == 2
+
+
+def test_down_from_another_process(bench: Bench) -> None:
+    EventStore(bench.store._log._path).append(bench.clock.now(), DownRequested("asked for", 5.0))
+    bench.run(30)
+    assert bench.controller.done and bench.cloud.machines() == ()
+
+
+def test_without_a_record_there_is_no_launch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.store.append(bench.clock.now(), GroupDesired("rollout", 2, "by hand", "user"))
+
+    def full(*_: object) -> None:
+        raise StateError("disk full")
+
+    monkeypatch.setattr(bench.store, "append_if", full)
+    with pytest.raises(StateError):
+        bench.run(5)
+    assert bench.launched() == ["c-head-0", "c-rollout-0", "c-trainer-0"]
+    assert "c-rollout-1" not in {e.replica for e in bench.events(LaunchIntended)}
