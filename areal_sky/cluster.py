@@ -53,7 +53,7 @@ class Cluster:
         """
         now_s = time.time()
         source = supervise.SpecSource.read(Path(path), infra)
-        spec, launch = source.load(now_s)
+        spec, launch = source.load()
         home = ClusterHome(spec.name)
         with locked(home.dir.with_name(f".{home.name}.lock"), wait_s=30.0) as mine:
             if not mine:
@@ -173,23 +173,19 @@ class Cluster:
 
     def events(self, after_seq: int = 0) -> list[Record]:
         """What happened, in order, after that number."""
-        store = self.home.store()
-        try:
-            return store.read(after_seq)
-        finally:
-            store.close()
+        return self.home.records(after_seq)
 
     def status(self) -> dict[str, Any]:
         """Groups, replicas and load as plain JSON values."""
         from areal_sky.run.report import status
 
-        return status(self)
+        return status(self.home)
 
     def why(self, subject: str) -> list[tuple[float, str]]:
         """The story of a task, replica or group as (Unix time, sentence). Raises NotFound."""
         from areal_sky.run.report import why
 
-        return why(self, subject)
+        return why(self.home, subject)
 
     def cost(self) -> Bill:
         """The bill so far."""

@@ -18,6 +18,7 @@ from areal_sky.errors import InvalidInput, NotFound, StateError, Unreachable
 if TYPE_CHECKING:
     from areal_sky.adapters.gateway_client import GatewayClient
     from areal_sky.adapters.store import EventStore
+    from areal_sky.core.events import Record
     from areal_sky.core.model import ClusterState
 
 Right = Literal["read", "submit", "operate"]
@@ -84,15 +85,19 @@ class ClusterHome:
             raise NotFound(f"no cluster {self.name!r} under {home()}")
         return EventStore(self.events_db)
 
+    def records(self, after_seq: int = 0) -> list[Record]:
+        """All events after that number, in order. Raises NotFound, StateError."""
+        store = self.store()
+        try:
+            return store.read(after_seq)
+        finally:
+            store.close()
+
     def state(self) -> ClusterState:
         """The fold of all events so far. Raises NotFound, StateError."""
         from areal_sky.core.events import fold
 
-        store = self.store()
-        try:
-            return fold(store.read())
-        finally:
-            store.close()
+        return fold(self.records())
 
     def address(self) -> dict[str, str | int]:
         """Where the head listens. Raises Unreachable while it has not told."""

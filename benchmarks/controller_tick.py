@@ -95,4 +95,4 @@ def idle_rss_mib(settle_s: float = 10.0) -> float:
             store.close()
             return rss_mib(pids[-1])
         finally:
-            run([areal_sky, "down", "--yes", "bench"], env)
+            run([areal_sky, "down", "bench", "--drain", "0s"], env)

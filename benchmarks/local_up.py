@@ -88,7 +88,7 @@ def areal_sky_s() -> float:
                 time.sleep(0.005)
             return time.perf_counter() - started
         finally:
-            run([areal_sky, "down", "--yes", "bench"], env)
+            run([areal_sky, "down", "bench", "--drain", "0s"], env)
 
 
 def run(argv: list[str], env: dict[str, str]) -> None:

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,18 +77,12 @@ class LocalCloud:
         for folder in self._folders(replica):
             for name in ("failed", "launch.json"):
                 (folder / name).unlink(missing_ok=True)
-        if not self._alive():
-            shutil.rmtree(self.ray_tmp(), ignore_errors=True)
+            shutil.rmtree(self._ray_tmp(folder), ignore_errors=True)
 
     def pids(self, replica: str | None = None) -> list[int]:
         """Every live process of one replica, or of the whole cluster."""
         prefix = self._mark_prefix() + (f"{replica}/" if replica else "")
         return sorted(pid for pids in processes.marked(prefix).values() for pid in pids)
-
-    def ray_tmp(self) -> Path:
-        """Ray's session folder: short, since Ray puts sockets there and their paths may have 107 bytes."""
-        digest = hashlib.sha256(str(self._dir).encode()).hexdigest()[:10]
-        return Path(tempfile.gettempdir()) / f"areal-sky-{digest}"
 
     def _spawn(self, request: LaunchRequest, index: int) -> None:
         folder = self._folder(request.replica, index)
@@ -141,8 +134,14 @@ class LocalCloud:
                 "AREAL_SKY_NODE_DIR": str(folder),
             }
         env[NODE_MARK] = f"{self._mark_prefix()}{request.replica}/{index}"
-        env["AREAL_SKY_RAY_TMP"] = str(self.ray_tmp())
+        env["AREAL_SKY_RAY_TMP"] = str(self._ray_tmp(folder))
         return env
+
+    def _ray_tmp(self, folder: Path) -> Path:
+        # One per node: raylets that share one and start together take the same socket names (Ray 2.60).
+        # Short, since Ray adds 70 characters for sockets and those paths may have 107 in all.
+        digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        return Path("/tmp", f"areal-sky-{digest}")
 
     def _ports(self) -> dict[str, int]:
         """The head's two ports: picked free once, then kept, since nodes are told them before the head is up."""

@@ -98,6 +98,7 @@ class RankStart:
     command: str
     payload: str | None
     envs: dict[str, str]
+    kind: str = ""  # the task's, for whoever watches the node
 
 
 class RayCluster(Protocol):

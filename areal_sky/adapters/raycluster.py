@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
@@ -31,8 +32,19 @@ class RayClusterAdapter:
     `wait_exit()` and `stop(grace_s)`; `runner_arguments` makes its constructor's arguments.
     """
 
-    def __init__(self, address: str, token: str, runner: type, runner_arguments: RunnerArguments):
-        """Connects to the Ray head at `address` (host:port). Raises Unreachable."""
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        runner: type,
+        runner_arguments: RunnerArguments,
+        ray_tmp: Path | None = None,
+    ):
+        """Connects to the Ray head at `address` (host:port). Raises Unreachable.
+
+        `ray_tmp` is the temporary folder of the node to connect through, where several share this machine: Ray
+        would else take any of them, and end this process when that one dies.
+        """
         # Said out loud: Ray would otherwise look for a token in the home directory, or make one.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -43,7 +55,13 @@ class RayClusterAdapter:
         self._address = address
         self._runner_arguments = runner_arguments
         with self._translated("connect to Ray"):
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=None if ray_tmp is None else str(ray_tmp),
+            )
         self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(runner)
         self._actors: dict[tuple[str, int], Any] = {}
         self._waits: dict[Any, tuple[str, int]] = {}

@@ -63,7 +63,7 @@ def plan(spec: ClusterSpec, offers: Sequence[Offer]) -> LaunchPlan:
         guesses=tuple(dict.fromkeys(notes.guesses)),
         unknowns=tuple(dict.fromkeys(notes.unknowns + _place_unknowns(plans, spec))),
     )
-    return within_budget(result, spec.budget.max_hourly_usd)
+    return within_budget(result, spec.budget)
 
 
 # ---------------------------------------------------------------- where
@@ -73,15 +73,8 @@ def _head_group(spec: ClusterSpec) -> NodeGroupSpec:
     r = spec.head
     if not (r.accelerators or r.instance_type or r.cpus or r.memory_gib):
         r = r.model_copy(update={"cpus": HEAD_CPUS, "memory_gib": HEAD_MEMORY_GIB})
-    return NodeGroupSpec(
-        name=HEAD_GROUP,
-        resources=r,
-        elastic=False,
-        min_replicas=1,
-        max_replicas=1,
-        nodes_per_replica=1,
-        market="on_demand",
-    )
+    one = {"min_replicas": 1, "max_replicas": 1, "nodes_per_replica": 1}
+    return NodeGroupSpec(name=HEAD_GROUP, resources=r, elastic=False, market="on_demand", **one)
 
 
 def _machines(group: NodeGroupSpec, spec: ClusterSpec, offers: Iterable[Offer]) -> tuple[MachineType, ...]:
@@ -175,6 +168,11 @@ def _group_plan(
         best = pretend(best, group, notes)
         ranked = [best]
     offer = (best.spot if spot_first else best.on_demand) or best.any_offer
+    names = list(dict.fromkeys(m.any_offer.shape.accelerator or "CPU" for m in ranked))
+    if len(names) > 1:
+        rule = "first in order" if group.resources.ordered else "cheapest at the group's largest"
+        others = " or ".join(names[1:])
+        notes.guesses.append(f"{group.name}: {names[0]}, the {rule}; SkyPilot may find {others} better at launch")
     twins = [(m.spot if spot_first else m.on_demand) for m in ranked[1:]]
     return GroupPlan(
         name=group.name,

@@ -38,7 +38,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """What one node has free. `gpus` holds the free share of each device; `is_gpu_node` whether it has any at all."""
+    """What one node has free. `gpus` holds the free share of each device; `is_gpu_node` whether it has any at all.
+
+    Among equals the node with the smaller `name` is taken.
+    """
 
     node_id: str
     group: str
@@ -47,6 +50,7 @@ class NodeRoom:
     memory_gib: float
     accelerator: str | None = None
     is_gpu_node: bool = False
+    name: str = ""
 
     @property
     def free_gpus(self) -> float:
@@ -82,7 +86,7 @@ class NoFit:
 
 def fit(ask: Ask, rooms: Iterable[NodeRoom]) -> Placement | NoFit:
     """Place the whole gang into `rooms`, or say why it does not fit."""
-    rooms = sorted(rooms, key=lambda r: r.node_id)
+    rooms = sorted(rooms, key=lambda r: (r.name, r.node_id))
     best: tuple[tuple[object, ...], Placement] | None = None
     for candidates in _candidate_sets(ask, rooms):
         found = _pack(ask, candidates)
@@ -140,6 +144,7 @@ def room_of(
     shape: NodeShape,
     available: tuple[float, float, float],
     held: Sequence[Held] = (),
+    name: str = "",
 ) -> NodeRoom:
     """The room of a live node from what Ray says is `available` (GPUs, CPUs, GiB) and what we hold there.
 
@@ -159,9 +164,8 @@ def room_of(
     pending_gib = sum(h.bundle.memory_gib for h in held if not h.reserved)
     cpus = min(shape.cpus - sum(h.bundle.cpus for h in held), available_cpus - pending_cpus)
     gib = min(shape.memory_gib - sum(h.bundle.memory_gib for h in held), available_memory_gib - pending_gib)
-    return NodeRoom(
-        node_id, group, gpus, max(0.0, cpus), max(0.0, gib), shape.accelerator, is_gpu_node=shape.gpus > 0
-    )
+    cpus, gib = max(0.0, cpus), max(0.0, gib)
+    return NodeRoom(node_id, group, gpus, cpus, gib, shape.accelerator, shape.gpus > 0, name)
 
 
 def empty_room(node_id: str, group: str, shape: NodeShape) -> NodeRoom:
@@ -250,7 +254,7 @@ def _pack(ask: Ask, rooms: Sequence[NodeRoom]) -> Placement | None:
         def order(r: NodeRoom, left: int = left) -> tuple[object, ...]:
             c = capacity[r.node_id]
             gpu_last = ask.bundle.gpus == 0 and r.is_gpu_node
-            return (gpu_last, c < left, c if c >= left else -c, r.free_gpus, r.cpus, r.node_id)
+            return (gpu_last, c < left, c if c >= left else -c, r.free_gpus, r.cpus, r.name, r.node_id)
 
         room = min(open_rooms.values(), key=order)  # type: ignore[arg-type]
         del open_rooms[room.node_id]

@@ -8,6 +8,7 @@ from typing import Literal
 from areal_sky.core.model import GroupPlan, LaunchPlan, Offer
 from areal_sky.core.offers import NO_PRICE
 from areal_sky.errors import Refused
+from areal_sky.spec.cluster import BudgetSpec
 
 
 def offer_in(group: GroupPlan, market: str) -> Offer:
@@ -47,19 +48,24 @@ def plan_usd_per_hour(launch: LaunchPlan, *, largest: bool = False) -> tuple[flo
     return total, tuple(unpriced)
 
 
-def within_budget(launch: LaunchPlan, cap: float | None) -> LaunchPlan:
-    """The plan with a note on what the cap means for it. Raises Refused when its least costs more."""
-    if cap is None:
-        return launch
+def within_budget(launch: LaunchPlan, budget: BudgetSpec) -> LaunchPlan:
+    """The plan, with what the budget means for it in its guesses and unknowns.
+
+    Raises Refused when the least that would run costs more than `max_hourly_usd`.
+    """
     least, unpriced = plan_usd_per_hour(launch)
     most, _ = plan_usd_per_hour(launch, largest=True)
-    if least > cap:
-        raise Refused(_over_budget(launch, least, cap))
+    cap, total = budget.max_hourly_usd, budget.max_total_usd
     unknowns, guesses = launch.unknowns, launch.guesses
-    if unpriced:
-        unknowns += (f"budget.max_hourly_usd cannot be held against {', '.join(unpriced)}: {NO_PRICE}",)
-    if most > cap:
-        guesses += (f"at its largest the cluster would cost ${most:,.2f}/h, above max_hourly_usd {cap:,.2f}",)
+    if cap is not None and least > cap:
+        raise Refused(_over_budget(launch, least, cap))
+    if cap is not None and most > cap:
+        guesses += (f"budget: ${most:,.2f}/h at the largest is more than max_hourly_usd {cap:,.2f}",)
+    if total is not None and least > 0:
+        hours = f"{total / least:,.0f} h at the smallest, {total / most:,.0f} h at the largest"
+        guesses += (f"budget: max_total_usd {total:,.2f} lasts {hours}",)
+    if unpriced and not (cap is None and total is None):
+        unknowns += (f"budget: it cannot be held against {', '.join(unpriced)}, {NO_PRICE}",)
     return replace(launch, unknowns=unknowns, guesses=guesses)
 
 

@@ -89,7 +89,13 @@ Policy = Callable[[ScalingContext], ScalingDecision]
 
 def decide(policy: Policy, ctx: ScalingContext) -> ScalingDecision:
     """What `policy` wants, within every guard. Never raises: a policy that fails leaves the group as it is."""
-    return bounded(with_cooldown(without_unknowns(_caught(policy))))(ctx)
+    least, most = ctx.group.min_replicas, ctx.group.max_replicas
+    if not ctx.group.elastic:
+        return hold(ctx, "a fixed group does not scale")
+    if not least <= ctx.desired <= most:  # the spec has changed: what it says goes before all else
+        inside = min(max(ctx.desired, least), most)
+        return ScalingDecision(ctx.group.name, inside, f"back within its bounds of {least} to {most} replicas")
+    return with_cooldown(without_unknowns(bounded(_caught(policy))))(ctx)
 
 
 def hold(ctx: ScalingContext, reason: str) -> ScalingDecision:
@@ -101,15 +107,10 @@ def hold(ctx: ScalingContext, reason: str) -> ScalingDecision:
 
 
 def bounded(policy: Policy) -> Policy:
-    """Keep `desired` within the group's min and max. A group outside of them is brought back before all else."""
+    """Keep `desired` within the group's min and max."""
 
     def guarded(ctx: ScalingContext) -> ScalingDecision:
         least, most = ctx.group.min_replicas, ctx.group.max_replicas
-        if not ctx.group.elastic:
-            return hold(ctx, "a fixed group does not scale")
-        if not least <= ctx.desired <= most:
-            inside = min(max(ctx.desired, least), most)
-            return ScalingDecision(ctx.group.name, inside, f"back within its bounds of {least} to {most} replicas")
         wanted = policy(ctx)
         if least <= wanted.desired <= most:
             return wanted

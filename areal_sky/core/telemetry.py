@@ -15,6 +15,10 @@ MIN_VALID_FRAC = 0.5
 # A window is about a second, so ten missed ones in a row are no hiccup.
 STALE_AFTER_S = 10.0
 
+# A replica's load is the mean over this long: enough to even out the steps of an RL loop, short enough that a task
+# that has ended no longer shows.
+LOAD_OVER_S = 5.0
+
 
 class Validity(StrEnum):
     KNOWN = "known"
@@ -129,7 +133,8 @@ def replica_load(
 
     Every GPU that the replica should have takes a place in `devices`; one that was never heard of is an empty
     sequence. The worst device decides: the load is KNOWN only if each latest window is known and fresh, because the
-    mean of seven known GPUs says nothing of the eighth. Only windows fresher than `stale_after_s` are averaged.
+    mean of seven known GPUs says nothing of the eighth. The windows of the last `LOAD_OVER_S` are averaged, of each
+    device the latest one at least.
     """
     latest = [d[-1] if d else None for d in devices]
     ages = [None if w is None else max(0.0, now_s - w.end_s) for w in latest]
@@ -141,22 +146,18 @@ def replica_load(
     for worst in (Validity.LOST, Validity.STALE, Validity.UNKNOWN):
         if worst in states:
             return LoadReading(None, worst, age_s)
-    means = [
-        _mean(
-            [
-                w.utilization_mean
-                for w in d
-                if w.utilization_mean is not None and now_s - w.end_s <= stale_after_s
-            ]
-        )
-        for d in devices
-    ]
+    means = [_recent_mean(d, now_s) for d in devices]
     return LoadReading(_mean([m for m in means if m is not None]), Validity.KNOWN, age_s)
 
 
 def freshness(latest: GpuWindow, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
     """How far a device's latest window can be trusted at `now_s`: too old is STALE whatever it said."""
     return Validity.STALE if now_s - latest.end_s > stale_after_s else latest.validity
+
+
+def _recent_mean(device: Sequence[GpuWindow], now_s: float) -> float | None:
+    recent = [w for w in device if now_s - w.end_s <= LOAD_OVER_S] or [device[-1]]
+    return _mean([w.utilization_mean for w in recent if w.utilization_mean is not None])
 
 
 def _why_unknown(samples: Sequence[GpuSample], known: int, expected: int) -> str:

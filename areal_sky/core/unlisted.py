@@ -32,7 +32,7 @@ def guessed(group: NodeGroupSpec, choice: Choice, offers: Sequence[Offer], notes
     ask, r = choice.ask, group.resources
     alike = [o for o in offers if ask is not None and matches(ask, o.shape)]
     count = 0.0 if ask is None else ask.count
-    name = None if ask is None else ask.name or next((o.shape.accelerator for o in alike), None)
+    name = ask and ask.name  # of an ask by memory nobody knows yet which accelerator it will be
     known = name and find(name)
     tpu = ask is not None and (ask.name or "").lower().startswith("tpu")
     cpus = r.cpus or float(max(GUESSED_CPUS_PER_GPU, math.ceil(GUESSED_CPUS_PER_GPU * count)))
@@ -46,7 +46,7 @@ def guessed(group: NodeGroupSpec, choice: Choice, offers: Sequence[Offer], notes
     what = r.instance_type or text_of(ask)
     if not (r.cpus and r.memory_gib):
         notes.guesses.append(
-            f"{group.name}: a {what} node has {shape.cpus:g} vCPUs and {shape.memory_gib:g} GiB"
+            f"{group.name}: {what} nodes have {shape.cpus:g} vCPUs and {shape.memory_gib:g} GiB"
             + (f" ({GUESSED_CPUS_PER_GPU:g} vCPUs per GPU)" if count and not r.cpus else "")
         )
     where = "any cloud" if local else str(choice.place)

@@ -38,6 +38,8 @@ class Head:
         self._daemon: raydaemon.RayDaemon | None = None
         self._controller_seen_s = time.time()
         self._busy_s = time.time()
+        tmp = environ.get("AREAL_SKY_RAY_TMP")
+        self.ray_tmp = Path(tmp) if tmp else None
         self.head_ip = "127.0.0.1" if self.env.shape is not None else _own_address()
 
     @property
@@ -52,9 +54,9 @@ class Head:
         gcs = self.state_dir / "gcs"
         gcs.mkdir(mode=0o700, exist_ok=True)
         env |= {NODE_MARK: mark, "RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(gcs)}
-        recorded = raydaemon.recorded(self.state_dir, mark)
-        if recorded is None and not processes.port_is_free(self.env.ray_port):
-            raise Refused(f"port {self.env.ray_port} for Ray is taken on the head: end what listens there")
+        if raydaemon.recorded(self.state_dir, mark) is None:
+            self._check_port(self.env.ray_port, "Ray")
+        self._check_port(self.env.gateway_port, "the gateway")
         arguments = [
             "--head",
             f"--node-ip-address={self.head_ip}",
@@ -63,9 +65,10 @@ class Head:
             raydaemon.labels_argument(self.env.cluster, HEAD_GROUP, self.env.replica, 0, None),
             *raydaemon.shape_arguments(self.env.shape),
         ]
-        if tmp := self._environ.get("AREAL_SKY_RAY_TMP"):
-            arguments.append(f"--temp-dir={tmp}")
-            Path(tmp, "ray_current_cluster").unlink(missing_ok=True)  # else Ray refuses a second start on this host
+        if self.ray_tmp is not None:
+            arguments.append(f"--temp-dir={self.ray_tmp}")
+            # A head that died leaves this file, and Ray then refuses to start another here.
+            (self.ray_tmp / "ray_current_cluster").unlink(missing_ok=True)
         self._daemon, adopted = raydaemon.start_or_adopt(self.state_dir, arguments, env)
         log.info("%s Ray head pid %s on %s", "adopted" if adopted else "started", self._daemon.pid, self.ray_address)
 
@@ -84,6 +87,11 @@ class Head:
         temporary.write_text(text)
         temporary.replace(self.state_dir / "address.json")
 
+    @property
+    def bind_host(self) -> str:
+        """Where the gateway listens: loopback for a local cluster, else the cluster's private network."""
+        return "127.0.0.1" if self.env.shape is not None else "0.0.0.0"
+
     def controller_seen(self) -> None:
         """The controller renewed the head's lease."""
         self._controller_seen_s = time.time()
@@ -101,7 +109,7 @@ class Head:
                 return 1
             try:
                 if service is None:
-                    if processes.port_answers(self.head_ip, self.env.ray_port):
+                    if self._raylet_is_up():
                         service = connect()
                     continue
                 now_s = time.time()
@@ -122,6 +130,20 @@ class Head:
         """Ends Ray and everything on this node."""
         if self._daemon is not None:
             self._daemon.end()
+
+    @staticmethod
+    def _check_port(port: int, what: str) -> None:
+        # Ours may linger for a moment after a kill.
+        until_s = time.monotonic() + 3.0
+        while not processes.port_is_free(port, "0.0.0.0"):
+            if time.monotonic() > until_s:
+                raise Refused(f"port {port} for {what} is taken on the head: end what listens there")
+            time.sleep(0.1)
+
+    def _raylet_is_up(self) -> bool:
+        if self.ray_tmp is not None and not any(self.ray_tmp.glob("session_*/sockets/raylet")):
+            return False  # connecting earlier would tie us to some other node's raylet on this machine
+        return processes.port_answers(self.head_ip, self.env.ray_port)
 
     def _forgotten(self, service: Any, now_s: float) -> bool:
         if service.busy():

@@ -38,7 +38,7 @@ def run_node(environ: Mapping[str, str], stop: threading.Event) -> int:
     if not _head_answers(node, stop):
         log.error("no head at %s:%s for %.0f s: giving up", node.head_ip, node.ray_port, node.lease_s)
         return 0
-    daemon, adopted = raydaemon.start_or_adopt(state_dir, _arguments(node), env)
+    daemon, adopted = raydaemon.start_or_adopt(state_dir, _arguments(node, environ), env)
     log.info("%s raylet pid %s of %s", "adopted" if adopted else "started", daemon.pid, node.replica)
     agent = connect(node, token, raylet_alive=daemon.alive)
     thread = threading.Thread(target=agent.run, args=(stop,), name="agent", daemon=True)
@@ -51,8 +51,11 @@ def run_node(environ: Mapping[str, str], stop: threading.Event) -> int:
 
 
 def _watch(daemon: raydaemon.RayDaemon, agent: Agent, state_dir: Path, stop: threading.Event) -> int:
+    joined = state_dir / "joined"  # the task's own `run` waits for it (core/taskscripts.py)
     while not stop.wait(0.2):
         raydaemon.reap()
+        if agent.last_ok_s is not None and not joined.exists():
+            joined.touch()
         if not daemon.alive():
             log.error("the raylet has ended (see %s)", state_dir / "ray.log")
             return 1
@@ -63,7 +66,7 @@ def _watch(daemon: raydaemon.RayDaemon, agent: Agent, state_dir: Path, stop: thr
     return 0
 
 
-def _arguments(node: NodeEnv) -> list[str]:
+def _arguments(node: NodeEnv, environ: Mapping[str, str]) -> list[str]:
     accelerator = node.shape.accelerator if node.shape else None
     arguments = [
         f"--address={node.head_ip}:{node.ray_port}",
@@ -72,6 +75,8 @@ def _arguments(node: NodeEnv) -> list[str]:
     ]
     if node.simulated_gpus:
         arguments.append("--node-ip-address=127.0.0.1")
+    if tmp := environ.get("AREAL_SKY_RAY_TMP"):
+        arguments.append(f"--temp-dir={tmp}")
     return arguments
 
 

@@ -93,6 +93,7 @@ def shape_arguments(shape: NodeShape | None) -> list[str]:
         f"--num-gpus={max(0, int(shape.gpus))}",
         f"--memory={int(shape.memory_gib * 2**30)}",
         f"--object-store-memory={PRETEND_OBJECT_STORE_BYTES}",
+        "--include-log-monitor=false",  # tasks' output reaches the head by our own runners
     ]
 
 

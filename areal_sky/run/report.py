@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from areal_sky.core.cost import bill
 from areal_sky.core.model import HEAD_GROUP, ClusterState, LaunchPlan, Replica
-from areal_sky.core.story import story
+from areal_sky.core.story import sentence, story
 from areal_sky.core.view import HeadView
 from areal_sky.errors import ArealSkyError, NotFound
+from areal_sky.home import ClusterHome
 from areal_sky.run import supervise
 
-if TYPE_CHECKING:
-    from areal_sky.cluster import Cluster
 
-
-def status(cluster: Cluster) -> dict[str, Any]:
+def status(cluster: ClusterHome) -> dict[str, Any]:
     """Keys: cluster, state, controller, head, groups, replicas, tasks, cost. Raises NotFound, StateError."""
     now_s = time.time()
     state = cluster.state()
-    _, launch = cluster.spec_and_plan()
+    _, launch = supervise.load_plan(cluster)
     view, problem = _view(cluster, state)
     costs = bill(state, launch, now_s)
     return {
         "cluster": cluster.name,
         "state": phase(state),
-        "controller": "running" if supervise.controller_runs(cluster.home) else "not running",
+        "controller": "running" if supervise.controller_runs(cluster) else "not running",
         "head": _head(cluster) | {"problem": problem},
         "groups": [_group(name, state, launch) for name in state.groups],
         "replicas": [_replica(r, view, now_s) for r in sorted(state.replicas.values(), key=_head_first)],
@@ -55,40 +53,33 @@ def phase(state: ClusterState) -> str:
     return "CHANGING" if any(r.ready_s for r in state.replicas.values()) else "STARTING"
 
 
-def why(cluster: Cluster, subject: str) -> list[tuple[float, str]]:
+def why(cluster: ClusterHome, subject: str) -> list[tuple[float, str]]:
     """The story of a task, replica, group or of the cluster itself. Raises NotFound, Unreachable."""
-    records = cluster.events()
+    records = cluster.records()
     if subject == cluster.name:
-        return story(records, HEAD_GROUP) if not records else _whole(records)
-    lines = story(records, subject)
-    if lines:
+        return [(r.t_s, sentence(r.event)) for r in records]
+    if lines := story(records, subject):
         return lines
     try:
-        return cluster.home.gateway("read").story(subject)
+        return [(float(x["t_s"]), str(x["text"])) for x in cluster.gateway("read").story(subject)]
     except NotFound:
         state = cluster.state()
         known = ", ".join([*state.groups, *state.replicas])
         raise NotFound(f"nothing known about {subject!r}: name a task (`areal-sky queue`) or one of {known}") from None
 
 
-def _whole(records: Any) -> list[tuple[float, str]]:
-    from areal_sky.core.story import sentence
-
-    return [(r.t_s, sentence(r.event)) for r in records]
-
-
-def _view(cluster: Cluster, state: ClusterState) -> tuple[HeadView | None, str]:
+def _view(cluster: ClusterHome, state: ClusterState) -> tuple[HeadView | None, str]:
     if state.down_s is not None:
         return None, ""
     try:
-        return cluster.home.gateway("read").view(), ""
+        return cluster.gateway("read").view(), ""
     except ArealSkyError as e:
         return None, str(e)
 
 
-def _head(cluster: Cluster) -> dict[str, Any]:
+def _head(cluster: ClusterHome) -> dict[str, Any]:
     try:
-        return dict(cluster.home.address())
+        return dict(cluster.address())
     except ArealSkyError:
         return {}
 

@@ -25,9 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from areal_sky.adapters.ports import RankStart
+from areal_sky.core.model import Bundle
 from areal_sky.core.nodeenv import SECRET_KEYS
 
-PUSH_S = 0.3
+PUSH_S = 0.3  # at most this often per rank
+LOOK_S = 0.05
 CHUNK_BYTES = 256 * 2**10
 LAST_PUSH_S = 60.0  # how long the last output waits for a head that does not answer
 METRIC_MARK = "AREAL_SKY_METRIC"
@@ -191,14 +194,12 @@ class RankProcess:
 
     def _ship(self) -> None:
         shippers = [_Shipper(self._order, stream, path, self._environ) for stream, path in self.log_files.items()]
-        next_s = time.monotonic()
-        while True:
-            ended = self._ended.wait(max(0.0, next_s - time.monotonic()))
-            next_s = time.monotonic() + PUSH_S
-            if ended:
-                break
-            for shipper in shippers:
+        while not self._ended.wait(LOOK_S):
+            news = [s for s in shippers if s.has_news()]
+            for shipper in news:
                 shipper.push()
+            if news:
+                self._ended.wait(PUSH_S - LOOK_S)
         give_up_s = time.monotonic() + LAST_PUSH_S
         while left := [s for s in shippers if not s.push(last=True)]:
             if time.monotonic() > give_up_s:
@@ -221,6 +222,12 @@ class _Shipper:
         self._offset = 0
         self._line = b""  # the unfinished last line, for metrics
         self._measured = 0  # how far metrics were read
+
+    def has_news(self) -> bool:
+        try:
+            return self._path.stat().st_size > self._offset
+        except OSError:
+            return False
 
     def push(self, *, last: bool = False) -> bool:
         """Sends what is new; True when nothing is left to send (or nobody to send it to)."""
@@ -288,3 +295,12 @@ def _not_rays_own(name: str) -> bool:
 
 def _device_ids(visible: str) -> list[int | str]:
     return [int(d) if d.strip().isdigit() else d.strip() for d in visible.split(",") if d.strip()]
+
+
+def runner_arguments(gang_id: str, world_size: int, bundle: Bundle, start: RankStart) -> tuple[RankOrder]:
+    """What the Ray adapter gives a Runner: the order for one rank of a gang."""
+    task_id, _, attempt = gang_id.rpartition(".")
+    order = RankOrder(
+        task_id, int(attempt), start.rank, world_size, start.kind, start.command, start.payload, bundle.gpus, start.envs
+    )
+    return (order,)

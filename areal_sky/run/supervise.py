@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from areal_sky.adapters import processes
@@ -20,6 +20,7 @@ from areal_sky.core.model import LaunchPlan
 from areal_sky.core.reconcile import Patience
 from areal_sky.errors import AlreadyExists, Refused, StateError
 from areal_sky.home import ClusterHome, locked
+from areal_sky.run.clock import SystemClock
 from areal_sky.run.controller import Controller
 from areal_sky.run.headlink import HeadLink
 from areal_sky.run.plugins import scaling_policy
@@ -33,13 +34,6 @@ TICK_S = 0.2
 LOCAL_PATIENCE = Patience(vanish_s=10, join_s=120, lost_s=8, drain_s=120, backoff_s=2, backoff_max_s=60)
 
 
-class SystemClock:
-    """`ports.Clock` over the machine's own."""
-
-    def now(self) -> float:
-        return time.time()
-
-
 @dataclass(frozen=True)
 class SpecSource:
     """The text that a cluster was brought up with, and what the command line said beside it."""
@@ -47,11 +41,12 @@ class SpecSource:
     path: str  # where it was read: relative paths in the text count from there
     text: str
     infra: str | None
+    read_s: float = field(compare=False)  # deadlines are judged and counted from here, at every later reading too
 
     @staticmethod
     def read(path: Path, infra: str | None) -> SpecSource:
         """Reads the file. Raises SpecError when it cannot be read."""
-        return SpecSource(str(path.absolute()), read_text(path), infra)
+        return SpecSource(str(path.absolute()), read_text(path), infra, time.time())
 
     @staticmethod
     def saved(cluster: ClusterHome) -> SpecSource:
@@ -64,9 +59,9 @@ class SpecSource:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
-    def load(self, now_s: float) -> tuple[ClusterSpec, LaunchPlan]:
-        """The spec as judged at that time, and its plan. Raises SpecError, Refused."""
-        spec = load_text(self.text, self.path, now_s=now_s)
+    def load(self) -> tuple[ClusterSpec, LaunchPlan]:
+        """The spec and its plan. Raises SpecError, Refused."""
+        spec = load_text(self.text, self.path, now_s=self.read_s)
         if self.infra is not None:
             spec = spec.model_copy(update={"infra": self.infra})
         return spec, plan(spec, shipped_offers())
@@ -74,8 +69,7 @@ class SpecSource:
 
 def load_plan(cluster: ClusterHome) -> tuple[ClusterSpec, LaunchPlan]:
     """The spec that the cluster was brought up with, and its plan. Raises SpecError, StateError."""
-    # Judged as of long ago: a deadline that has passed since `up` is no mistake.
-    return SpecSource.saved(cluster).load(now_s=0.0)
+    return SpecSource.saved(cluster).load()
 
 
 def check_reachable(spec: ClusterSpec) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from areal_sky.errors import InvalidInput
@@ -77,8 +77,8 @@ class Fields:
     def has(self, key: str) -> bool:
         return not is_null(self.map.entries.get(key))
 
-    def hint(self, **meant: str) -> None:
-        """What to say of keys that people try here: `count="replicas"`."""
+    def hint(self, meant: Mapping[str, str]) -> None:
+        """The known key that people mean by another one: {"count": "replicas"}."""
         self.hints.update(meant)
 
     def finish(self, also: Collection[str] = ()) -> None:
@@ -249,7 +249,7 @@ def _is_number(text: str) -> bool:
 
 
 def _meant(duration: str | None, low_s: float, high_s: float) -> str:
-    """The duration as a suggestion if it is within bounds, else its number with the first unit that is: 100m -> 100ms."""
+    """The duration as a suggestion if within bounds, else its number with the first unit that is: 100m -> 100ms."""
     if duration is None:
         return ""
     digits = duration.rstrip("dhms")

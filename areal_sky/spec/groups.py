@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from areal_sky.spec.cluster import Market, NodeGroupSpec, ResourcesSpec
 from areal_sky.spec.fields import Fields
@@ -19,6 +19,13 @@ MARKETS: tuple[Market, ...] = ("on_demand", "spot", "mixed")
 MAX_NAME = 26
 NAME_GRAMMAR = f"at most {MAX_NAME} characters of a-z, 0-9 and -, the first a letter, the last not a -"
 _NAME = re.compile(rf"[a-z](?:[a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?", re.ASCII)
+
+# What people call the keys of a group.
+_MEANT = {
+    "num_nodes": "replicas", "nodes": "replicas", "count": "replicas", "size": "replicas", "min": "min_replicas",
+    "max": "max_replicas", "min_nodes": "min_replicas", "max_nodes": "max_replicas", "use_spot": "market",
+    "spot": "market", "accelerators": "resources", "gpus": "resources",
+}  # fmt: skip
 
 MAX_NODES = 10_000  # a slip of the finger, not a limit of ours: SkyPilot, clouds and Ray end well before
 HEAD_CPUS, HEAD_MEMORY_GIB = 4.0, 16.0  # Ray's head, the gateway and a driver or two
@@ -74,7 +81,7 @@ def read_groups(top: Fields, infra: str | None, guesses: list[str]) -> tuple[Nod
 def read_head(top: Fields, infra: str | None, guesses: list[str]) -> ResourcesSpec:
     """`head: {resources: {...}}`; by default a CPU machine in the place of the default resources."""
     f = top.block("head")
-    f.hint(cpus="resources", instance_type="resources", accelerators="resources")
+    f.hint({"cpus": "resources", "instance_type": "resources", "accelerators": "resources"})
     inherited = head_defaults(top.map.entries.get("resources"))
     own = f.take("resources")
     f.finish()
@@ -98,73 +105,65 @@ def _group(groups: Fields, name: str, base: Node | None, infra: str | None) -> N
             f"did you mean `{legal_name(name, 'group')}`?",
         )
     f = groups.block(name)
-    f.hint(
-        num_nodes="replicas",
-        nodes="replicas",
-        count="replicas",
-        size="replicas",
-        min="min_replicas",
-        max="max_replicas",
-        min_nodes="min_replicas",
-        max_nodes="max_replicas",
-        use_spot="market",
-        spot="market",
-        accelerators="resources",
-        gpus="resources",
-    )
+    f.hint(_MEANT)
     own = f.take("resources")
+    size = _size(f)
+    market = cast("Market | None", f.choice("market", MARKETS))
+    base_replicas = f.whole("on_demand_base", 0, MAX_NODES)
+    f.finish()
+    resources = read_resources(inherit(base, own), f.path("resources"), groups.notes, infra)
+    kind = _market(f, market, resources, size.elastic)
+    if f.has("market") and market is None:
+        pass  # told already; what follows from it is unknown
+    elif base_replicas is not None and kind != "mixed":
+        told = f"{f.where} has `on_demand_base` with market {kind}, expected market: mixed"
+        f.wrong(f.key_at("on_demand_base"), told)
+    elif base_replicas is not None and base_replicas > size.high:
+        told = f"on_demand_base {base_replicas} is above max_replicas {size.high}, expected at most that"
+        f.wrong(f.map.entries["on_demand_base"], f"{f.where}: {told}")
+    return NodeGroupSpec(
+        name=name,
+        resources=resources,
+        elastic=size.elastic,
+        min_replicas=size.low,
+        max_replicas=size.high,
+        nodes_per_replica=size.nodes_per_replica,
+        market=kind,
+        on_demand_base=min(base_replicas or 0, size.high) if kind == "mixed" else 0,
+    )
+
+
+class _Size(NamedTuple):
+    elastic: bool
+    low: int
+    high: int
+    nodes_per_replica: int
+
+
+def _size(f: Fields) -> _Size:
+    """A fixed group (`replicas`) is one replica of that many nodes; an elastic one has `min_replicas..max_replicas`."""
     fixed = f.whole("replicas", 1, MAX_NODES)
     least = f.whole("min_replicas", 0, MAX_NODES)
     most = f.whole("max_replicas", 1, MAX_NODES)
     per_replica = f.whole("nodes_per_replica", 1, MAX_NODES)
-    market = cast("Market | None", f.choice("market", MARKETS))
-    base_replicas = f.whole("on_demand_base", 0, MAX_NODES)
-    f.finish()
-    elastic = f.has("min_replicas") or f.has("max_replicas")
-    resources = read_resources(inherit(base, own), f.path("resources"), groups.notes, infra)
-    if elastic and f.has("replicas"):
-        f.wrong(
-            f.key_at("replicas"),
-            f"{f.where} has both `replicas` (fixed) and min_replicas/max_replicas (elastic), expected one of the two",
-        )
-    if not elastic and f.has("nodes_per_replica"):
-        count = (fixed or 1) * (per_replica or 1)
-        f.wrong(
-            f.key_at("nodes_per_replica"),
-            f"{f.where} has `nodes_per_replica` without min_replicas/max_replicas, "
-            "expected them too: a fixed group is one gang, whose nodes `replicas` "
-            f"counts, did you mean `replicas: {count}`?",
-        )
-    low = least if least is not None else 0 if most is not None else 1
-    high = most if most is not None else max(low, 1)
-    if elastic and not f.has("max_replicas"):
+    if not (f.has("min_replicas") or f.has("max_replicas")):
+        if f.has("nodes_per_replica"):
+            told = f"{f.where} has `nodes_per_replica` without min_replicas/max_replicas, expected them too: a fixed "
+            meant = f"did you mean `replicas: {(fixed or 1) * (per_replica or 1)}`?"
+            f.wrong(f.key_at("nodes_per_replica"), f"{told}group is one gang, whose nodes `replicas` counts, {meant}")
+        return _Size(False, 1, 1, fixed or 1)
+    if f.has("replicas"):
+        told = "has both `replicas` (fixed) and min_replicas/max_replicas (elastic), expected one of the two"
+        f.wrong(f.key_at("replicas"), f"{f.where} {told}")
+    low = least or 0
+    high = max(low, 1) if most is None else most
+    if not f.has("max_replicas"):
         f.wrong(f.key_at("min_replicas"), f"{f.where} has `min_replicas` without `max_replicas`, expected a limit")
     elif low > high:
-        f.wrong(
-            f.map.entries["min_replicas"],
-            f"{f.where}: min_replicas {low} is above max_replicas {high}, expected at most that",
-        )
+        told = f"{f.where}: min_replicas {low} is above max_replicas {high}, expected at most that"
+        f.wrong(f.map.entries["min_replicas"], told)
         high = low
-    kind = _market(f, market, resources, elastic)
-    if base_replicas is not None and kind != "mixed":
-        f.wrong(
-            f.key_at("on_demand_base"), f"{f.where} has `on_demand_base` with market {kind}, expected market: mixed"
-        )
-    elif base_replicas is not None and base_replicas > high:
-        f.wrong(
-            f.map.entries["on_demand_base"],
-            f"{f.where}: on_demand_base {base_replicas} is above max_replicas {high}, expected at most that",
-        )
-    return NodeGroupSpec(
-        name=name,
-        resources=resources,
-        elastic=elastic,
-        min_replicas=low if elastic else 1,
-        max_replicas=high if elastic else 1,
-        nodes_per_replica=(per_replica or 1) if elastic else (fixed or 1),
-        market=kind,
-        on_demand_base=min(base_replicas or 0, high) if kind == "mixed" else 0,
-    )
+    return _Size(True, low, high, per_replica or 1)
 
 
 def _market(f: Fields, market: Market | None, resources: ResourcesSpec, elastic: bool) -> Market:

@@ -6,22 +6,14 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from areal_sky.spec.blocks import (
-    DAY_S,
-    read_alerts,
-    read_budget,
-    read_models,
-    read_scaling,
-    read_scheduling,
-    read_spot,
-    read_telemetry,
-)
+from areal_sky.spec.blocks import DAY_S, read_alerts, read_budget, read_scaling, read_spot, read_telemetry
 from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec
 from areal_sky.spec.fields import Fields, is_null, show
 from areal_sky.spec.groups import NAME_GRAMMAR, is_legal_name, legal_name, read_groups, read_head
 from areal_sky.spec.infra import LOCAL
 from areal_sky.spec.marks import ListNode, MapNode, Node, Notes, ScalarNode, parse, plain
 from areal_sky.spec.resources import checked_infra, has_type
+from areal_sky.spec.scheduling import read_models, read_scheduling
 from areal_sky.spec.skypilot_keys import TASK_KEYS, TASK_KEYS_REFUSED, TYPE_WORDS
 
 # The top-level keys that SkyPilot does not have. A file with none of them is a plain SkyPilot task.
@@ -62,21 +54,12 @@ def load_text(text: str, file_name: str, now_s: float | None = None) -> ClusterS
 
 
 def _read(top: Fields, file_name: str, now_s: float | None) -> ClusterSpec:
-    top.hint(
-        groups="node_groups",
-        nodes="num_nodes",
-        env="envs",
-        secret="secrets",
-        accelerators="resources",
-        gpus="resources",
-        mounts="file_mounts",
-        storage_mounts="file_mounts",
-        schedule="scheduling",
-        priority="scheduling",
-        command="run",
-        model="models",
-        alert="alerts",
-    )
+    top.hint({
+        "groups": "node_groups", "nodes": "num_nodes", "env": "envs", "secret": "secrets",
+        "accelerators": "resources", "gpus": "resources", "mounts": "file_mounts",
+        "storage_mounts": "file_mounts", "schedule": "scheduling", "priority": "scheduling",
+        "command": "run", "model": "models", "alert": "alerts",
+    })  # fmt: skip
     guesses: list[str] = []
     name = _name(top, file_name, guesses)
     infra = _infra(top)

@@ -21,6 +21,7 @@ MAX_DEPTH = 50  # the deepest thing in real life is a Kubernetes pod_config, abo
 MAX_VALUES = 100_000  # with aliases expanded: what everything after this module may have to walk
 
 Scalar = str | int | float | bool | None
+_FORBIDDEN = yaml.reader.Reader.NON_PRINTABLE  # control characters and lone surrogates
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -83,17 +84,15 @@ def parse(text: str, notes: Notes) -> Node | None:
     Raises SpecError at once when `text` is not YAML at all, or is too big, too deep or expands without end.
     """
     start = Node(1, 1)
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as e:
-        raise _refused(notes, _at(text, e.start), "not valid UTF-8, expected text without lone surrogates") from None
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden:
+        code = f"a character (U+{ord(forbidden[0]):04X}) that YAML does not allow, expected text"
+        raise _refused(notes, _at(text, forbidden.start()), code)
+    size = len(text.encode())
     if size > MAX_TEXT_BYTES:
         raise _refused(notes, start, f"the file has {size:,} bytes, expected at most {MAX_TEXT_BYTES:,}")
     try:
         return _Builder(notes).build(cast(Any, yaml).parse(text, Loader=_LOADER))
-    except yaml.reader.ReaderError as e:
-        where = _at(text, int(e.position))
-        raise _refused(notes, where, f"a character (code {e.character}) that YAML does not allow") from None
     except yaml.MarkedYAMLError as e:
         raise _refused(notes, *_syntax_error(text, e)) from None
     except yaml.YAMLError:

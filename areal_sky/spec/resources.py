@@ -8,7 +8,7 @@ from typing import Any
 from areal_sky.errors import InvalidInput
 from areal_sky.spec.accelerators import ASK_GRAMMAR, parse_ask
 from areal_sky.spec.cluster import AcceleratorAsk, ResourcesSpec
-from areal_sky.spec.fields import Fields, did_you_mean, number_of, show
+from areal_sky.spec.fields import Fields, did_you_mean, is_null, number_of, show
 from areal_sky.spec.infra import LOCAL, check_infra, owns_machines
 from areal_sky.spec.marks import ListNode, MapNode, Node, Notes, ScalarNode, plain
 from areal_sky.spec.skypilot_keys import RESOURCES_KEYS, TYPE_WORDS
@@ -20,6 +20,12 @@ _PLACE = ("infra", "cloud", "region", "zone")
 # What the head inherits from the default resources: where it runs and how it is labelled, not what it is.
 _HEAD_INHERITS = (*_PLACE, "labels", "disk_tier", "network_tier")
 
+# What people call these keys.
+_MEANT = {
+    "gpu": "accelerators", "accelerator": "accelerators", "spot": "use_spot", "cpu": "cpus", "vcpus": "cpus",
+    "mem": "memory", "ram": "memory", "instance": "instance_type", "image": "image_id", "docker": "image_id",
+    "disk": "disk_size",
+}  # fmt: skip
 _DISK_TIERS = ("low", "medium", "high", "ultra", "best", "none")
 _NETWORK_TIERS = ("standard", "best")
 
@@ -42,8 +48,9 @@ def head_defaults(base: Node | None) -> Node | None:
     if not isinstance(base, MapNode):
         return None
     kept = MapNode(base.line, base.column)
-    for key in base.entries.keys() & set(_HEAD_INHERITS):
-        kept.entries[key], kept.keys[key] = base.entries[key], base.keys[key]
+    for key in base.entries:
+        if key in _HEAD_INHERITS:
+            kept.entries[key], kept.keys[key] = base.entries[key], base.keys[key]
     return kept
 
 
@@ -52,19 +59,7 @@ def read_resources(
 ) -> ResourcesSpec:
     """Reads one `resources` mapping. `infra` is the cluster's; `entry`: it is an item of `any_of` or `ordered`."""
     f = Fields(node, where, notes)
-    f.hint(
-        gpu="accelerators",
-        accelerator="accelerators",
-        spot="use_spot",
-        cpu="cpus",
-        vcpus="cpus",
-        mem="memory",
-        ram="memory",
-        instance="instance_type",
-        image="image_id",
-        docker="image_id",
-        disk="disk_size",
-    )
+    f.hint(_MEANT)
     for key, letters in RESOURCES_KEYS.items():
         if not (entry and key in ("any_of", "ordered")):
             _check_type(f, key, letters)
@@ -180,6 +175,8 @@ def _check_together(f: Fields, own: tuple[AcceleratorAsk, ...]) -> None:
 
 def _check_type(f: Fields, key: str, letters: str) -> None:
     node = f.take(key)
+    if key in ("accelerators", "gpus"):  # `_asks` says more
+        return
     if node is not None and not has_type(node, letters):
         words = " or ".join(TYPE_WORDS[letter] for letter in letters)
         quote = f': write "{node.text}"' if isinstance(node, ScalarNode) and letters[0] == "t" else ""
@@ -285,7 +282,8 @@ def _value(node: Node | None, kind: type) -> Any:
 
 def _raw(f: Fields, asks: tuple[AcceleratorAsk, ...], entries: dict[str, list[ResourcesSpec]]) -> dict[str, Any]:
     """As written, but: `gpus` is `accelerators`, TPUs bear SkyPilot's names, and `local`, which is ours, is gone."""
-    raw = {("accelerators" if key == "gpus" else key): plain(value) for key, value in f.map.entries.items()}
+    given = {key: plain(value) for key, value in f.map.entries.items() if not is_null(value)}
+    raw = {("accelerators" if key == "gpus" else key): value for key, value in given.items()}
     if raw.get("infra") == LOCAL:
         del raw["infra"]
     if any(a.name is not None and a.name.startswith("tpu-") for a in asks):

@@ -13,10 +13,11 @@ import shlex
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -24,8 +25,14 @@ from areal_sky.errors import ArealSkyError, Refused, StateError
 
 NAME = "demo"
 SPEC = "01-local-demo.yaml"
-TRAINED = (("tiny-base", 1, 2), ("tiny-moe", 2, 1))  # model, ranks, GPUs of each: together the trainer's four
-ROLLOUTS = ("tiny-base", "tiny-base", "tiny-moe", "tiny-moe")  # submitted in this order, which is not the queue's
+WIDTH = 80
+# (model, ranks, GPUs of each rank): together they fill the trainer's four GPUs.
+TRAINED = (("tiny-base", 1, 2), ("tiny-moe", 2, 1))
+# In the order of their submission, which is not the order of the queue.
+ROLLOUTS = ("tiny-base", "tiny-base", "tiny-moe", "tiny-moe")
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+# Events that say nothing to a first-time reader; `areal-sky events` has them all.
+TECHNICAL = ("ControllerStarted", "LaunchAccepted", "ReplicaProvisioned", "ScalingHeld", "TerminateIntended")
 
 
 @click.command()
@@ -37,38 +44,38 @@ def demo(keep: bool, fast: bool) -> None:
     A Ray cluster comes up, tasks of two models queue by weight, a group grows because work waits, a node is killed
     and its work goes on, the group shrinks, the bill is printed, and everything is torn down. Ctrl-C tears down too.
     """
-    story = Story(fast=fast)
-    with _ended_by_signals():
+    story = Story(iterations=25 if fast else 40)
+    with _signals_as_ctrl_c():
         try:
             story.tell()
+            if not keep:
+                story.bill_and_down()
         except BaseException as e:
             if isinstance(e, KeyboardInterrupt | click.Abort):
-                click.echo("\ninterrupted: tearing down")
+                click.echo("\ninterrupted: tearing everything down")
             story.tear_down()
             raise
-        if keep:
-            click.echo(f"\nThe cluster stays up. `areal-sky down {NAME}` ends it.")
-        else:
-            story.bill_and_down()
-    story.farewell()
+    story.farewell(keep)
 
 
 class Story:
     """The demo's steps in order; each leaves the next one what it needs."""
 
-    def __init__(self, fast: bool):
+    def __init__(self, iterations: int):
         from areal_sky.data import data_dir
         from areal_sky.home import ClusterHome, home
 
         self._examples = data_dir("examples")
         self._home = ClusterHome(NAME)
         self._work = home() / "demo"
-        self._iterations = 24 if fast else 40
+        program = self._examples / "rl/policy_gradient.py"
+        self._rl = [sys.executable, str(program), "--dir", str(self._work), "--iterations", str(iterations)]
         self._started_s = time.monotonic()
         self._chapter = 0
-        self._seen = 0
-        self._told: dict[str, str] = {}
         self._mine = False
+        self._seen_seq = 0
+        self._states: dict[str, str] = {}
+        self._rewards_due_s = 0.0
 
     def tell(self) -> None:
         """Everything up to the quiet cluster that has done its work."""
@@ -77,7 +84,7 @@ class Story:
         self.watch_it_grow()
         self.show_gpus()
         self.lose_a_node(tasks)
-        self.finish(tasks)
+        self.finish()
         self.evaluate()
         self.watch_it_shrink()
 
@@ -88,130 +95,216 @@ class Story:
             raise Refused(f"a cluster `{NAME}` is up already: end it with `areal-sky down {NAME}`, then try again")
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(mode=0o700, parents=True)
-        self.chapter("A real Ray cluster: a head and two groups, as processes on this machine")
+        self.chapter("A real Ray cluster: a head and two groups, as processes of this machine")
         self._mine = True
-        self.shell("up", self._spec_path())
-        self._seen = self._last_seq()
+        self.shell("up", str(self._examples / SPEC))
+        self._seen_seq = self._cluster().state().version
 
     def submit_work(self) -> dict[str, str]:
         """Task ids by name."""
-        self.chapter("Two models to train, four rollouts; mixture-of-experts weighs 1.5, base 1.0")
+        self.chapter("Work: two models learn one-digit sums; moe weighs 1.5, base 1.0")
+        _show_command(f'RL="{_short(self._rl)}"')
         for model, ranks, gpus in TRAINED:
-            self.submit("train", model, f"train-{model}", "trainer", ranks, gpus, self._iterations)
+            self.submit("train", model, f"train-{model}", "--group", "trainer", "--bundles", str(ranks), gpus=gpus)
         for number, model in enumerate(ROLLOUTS, 1):
-            self.submit("rollout", model, f"rollout-{number}", "rollout", 1, 2, self._iterations)
+            self.submit("rollout", model, f"rollout-{number}", "--group", "rollout", gpus=2)
         self.shell("queue", "-c", NAME)
         return {str(t["name"]): str(t["task_id"]) for t in self._tasks()}
 
     def watch_it_grow(self) -> None:
         self.chapter("Work waits, so the rollout group grows; the heavier model goes first")
-        self.until(lambda: len(self._ready("rollout")) >= 3, "the group to grow", 60)
-        self.until(lambda: sum(t["state"] == "RUNNING" for t in self._tasks()) >= 5, "the tasks to start", 30)
+        self.until(lambda: len(self._replicas("rollout", ready=True)) >= 3, 90, "the group to grow")
+        self.until(lambda: sum(t["state"] == "RUNNING" for t in self._tasks()) >= 5, 60, "the tasks to start")
         self.shell("why", "rollout", "-c", NAME)
 
     def show_gpus(self) -> None:
         self.chapter("The GPUs heat up: their load follows the tasks that run on them")
-        self.until(lambda: False, "", 2)
+        warm_s = time.monotonic() + 2
+        self.until(lambda: time.monotonic() > warm_s, 10, "the GPUs to heat up")
         self.shell("top", "--once", "-c", NAME)
 
     def lose_a_node(self, tasks: dict[str, str]) -> None:
         from areal_sky.adapters.processes import kill_marked, marked
 
-        victim, name = self._a_rollout_of("tiny-moe")
-        self.chapter(f"An accident, on purpose: the power of {victim} is cut while it runs {name}")
-        prefix = f"{self._home.dir}::{victim}/"
-        count = sum(kill_marked(mark) for mark in list(marked(prefix)))
-        click.echo(f"  SIGKILL to all {count} processes of {victim}")
-        task = tasks[name]
-        self.until(lambda: self._task(task)["state"] != "RUNNING", "the loss to be noticed", 30)
-        self.until(
-            lambda: self._task(task)["state"] == "RUNNING" and "resumed" in self._log(task),
-            f"{name} to go on from its checkpoint", 60,
-        )  # fmt: skip
-        self.shell("why", task, "-c", NAME)
-        click.echo(f"  its own words: {_line_with(self._log(task), 'resumed')}")
+        def runs_again() -> bool:
+            return self._task(task)["state"] in ("RUNNING", *ENDED) and "resumed" in self._log(task)
 
-    def finish(self, tasks: dict[str, str]) -> None:
+        name, victim = self._rollout_in_progress("tiny-moe")
+        task = tasks[name]
+        self.chapter(f"An accident, on purpose: {victim} loses power while {name} runs there")
+        killed = sum(kill_marked(mark) for mark in list(marked(f"{self._home.dir}::{victim}/")))
+        click.echo(f"  SIGKILL to all {killed} processes of {victim}")
+        self.until(lambda: self._task(task)["state"] != "RUNNING", 60, "the loss to be noticed")
+        self.until(runs_again, 90, f"{name} to go on from its checkpoint")
+        self.shell("why", task, "-c", NAME)
+        said = next(line for line in self._log(task).splitlines() if "resumed" in line)
+        click.echo(f"  in its own words: {said}")
+
+    def finish(self) -> None:
         self.chapter("The rest of the work")
-        self.until(lambda: all(t["state"] in ENDED for t in self._tasks()), "all tasks to end", 120)
-        self.shell("queue", "--all", "-c", NAME)
-        if bad := [t["name"] for t in self._tasks() if t["state"] != "SUCCEEDED"]:
-            raise StateError(f"these tasks did not succeed: {', '.join(bad)}")
+        self.until(lambda: all(t["state"] in ENDED for t in self._tasks()), 180, "all tasks to end")
+        if bad := [str(t["name"]) for t in self._tasks() if t["state"] != "SUCCEEDED"]:
+            raise StateError(f"these tasks of the demo did not succeed: {', '.join(bad)}")
 
     def evaluate(self) -> None:
-        self.chapter("Did they learn? Chance is 0.10")
+        self.chapter("Did they learn? Guessing gives 0.10")
         for model, _, _ in TRAINED:
-            self.submit("eval", model, f"eval-{model}", None, 1, 1, 1)
-        evals = [t["task_id"] for t in self._tasks() if t["name"].startswith("eval-")]
-        self.until(lambda: all(self._task(t)["state"] in ENDED for t in evals), "the evaluations", 30)
+            self.submit("eval", model, f"eval-{model}", gpus=1, steps=1)
+        evals = [str(t["task_id"]) for t in self._tasks() if t["kind"] == "eval"]
+        self.until(lambda: all(self._task(t)["state"] in ENDED for t in evals), 60, "the evaluations")
         for task in evals:
             self.shell("logs", task, "-c", NAME)
 
     def watch_it_shrink(self) -> None:
-        self.chapter("Nothing waits, nothing runs: the group shrinks to its minimum")
-        self.until(lambda: len(self._replicas("rollout")) == 1, "the group to shrink", 60)
+        self.chapter("Nothing waits and nothing runs, so the group shrinks to its minimum")
+        self.until(lambda: len(self._replicas("rollout")) == 1, 60, "the group to shrink")
 
     def bill_and_down(self) -> None:
-        self.chapter("The bill, priced as if these machines were in a cloud; then everything goes")
+        from areal_sky.adapters.processes import marked
+
+        self.chapter("The bill, priced as if in a cloud; then everything goes")
         self.shell("cost", "-c", NAME)
-        self.shell("down", NAME, "--yes")
-        if left := self._pids():
+        self.shell("down", NAME)
+        if left := marked(f"{self._home.dir}::"):
             raise StateError(f"processes of the demo are left: {left}")
-        click.echo("  looked for processes of any node by pid: none is left")
 
     def tear_down(self) -> None:
-        """Whatever happened: end what we started. Does nothing to a cluster that was there before."""
+        """Whatever happened: end what we started, and nothing else."""
         from areal_sky.adapters.processes import kill_marked, marked
-        from areal_sky.cluster import Cluster
 
         if not self._mine or not self._home.exists():
             return
         with contextlib.suppress(ArealSkyError):
-            Cluster(self._home).down(drain_s=0, timeout_s=30)
+            self._cluster().down(drain_s=0, timeout_s=30)
         for mark in list(marked(f"{self._home.dir}::")):
             kill_marked(mark)
 
-    def farewell(self) -> None:
-        click.secho(f"\nDone in {self._elapsed():.0f} s.", bold=True)
-        click.echo(f"Its story stays readable: `areal-sky events {NAME}`, `areal-sky cost -c {NAME}`.")
+    def farewell(self, keep: bool) -> None:
+        click.secho(f"\nDone in {self._elapsed_s():.0f} s.", bold=True)
+        if keep:
+            click.echo(f"The cluster stays up; `areal-sky down {NAME}` ends it.")
+        else:
+            click.echo(f"Its story can still be read: `areal-sky events {NAME}`, `areal-sky cost {NAME}`.")
 
     # ------------------------------------------------------------ telling
 
     def chapter(self, title: str) -> None:
         self._chapter += 1
-        click.secho(f"\n[{self._elapsed():3.0f} s] {self._chapter}. {title}", bold=True)
+        click.secho(f"\n{self._elapsed_s():3.0f} s  {self._chapter}. {title}", bold=True)
 
-    def shell(self, *args: str) -> None:
+    def shell(self, *args: str, shown: str = "") -> None:
         """Runs a command of ours in this process, after showing how to type it."""
         from areal_sky.ui.cli.main import cli
 
-        click.secho(f"$ {shlex.join(['areal-sky', *args])}", fg="cyan")
+        _show_command(shown or f"areal-sky {_short(args)}")
         cli.main(args=list(args), prog_name="areal-sky", standalone_mode=False)
-        sys.stdout.flush()
 
-    def submit(
-        self, kind: str, model: str, name: str, group: str | None, ranks: int, gpus: int, iterations: int
-    ) -> None:
-        program = [sys.executable, str(self._examples / "rl/policy_gradient.py"), kind]
-        program += ["--model", model, "--dir", str(self._work), "--iterations", str(iterations), "--pace", "0.3"]
-        where = ["--group", group] if group else []
-        size = ["--bundles", str(ranks), "--gpus", str(gpus)]
-        args = ["--kind", kind, "--model", model, "--name", name, *where, *size]
-        self.shell("submit", "-c", NAME, *args, "--", shlex.join(program))
+    def submit(self, kind: str, model: str, name: str, *options: str, gpus: int, steps: int | None = None) -> None:
+        ours = ["submit", "-c", NAME, "--name", name, "--kind", kind, "--model", model, *options, "--gpus", str(gpus)]
+        theirs = [kind, "--model", model, *(["--iterations", str(steps)] if steps else [])]
+        self.shell(*ours, "--", *self._rl, *theirs, shown=f"areal-sky {_short(ours)} -- $RL {_short(theirs)}")
 
-    def until(self, reached: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Waits, telling every event of the cluster and each step of the tasks. `what` empty: only waits."""
+    def until(self, reached: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Waits, telling meanwhile what happens to the cluster and to the tasks. Raises StateError when it is late."""
         give_up_s = time.monotonic() + timeout_s
         while not reached():
-            self.tell_news()
+            self._tell_news()
             if time.monotonic() > give_up_s:
-                if not what:
-                    return
                 raise StateError(f"the demo waited {timeout_s:.0f} s for {what}; see `areal-sky events {NAME}`")
             time.sleep(0.3)
-        self.tell_news()
+        self._tell_news()
 
-    def tell_news(self) -> None:
-        pass
+    def _tell_news(self) -> None:
+        from areal_sky.core.story import sentence
+
+        for record in self._cluster().events(self._seen_seq):
+            self._seen_seq = record.seq
+            if type(record.event).__name__ not in TECHNICAL:
+                self._line(sentence(record.event))
+        tasks = self._tasks()
+        for task in tasks:
+            before, now = self._states.get(task["task_id"]), task["state"]
+            self._states[task["task_id"]] = now
+            if before not in (None, now):
+                told = {"RUNNING": f"runs on {task['where']}", "QUEUED": f"waits again: {task['reason']}"}
+                if now != "PLACED":
+                    self._line(f"{task['name']} {told.get(now, now.lower())}")
+        learning = [t for t in tasks if t["kind"] == "train" and t["state"] == "RUNNING" and "reward" in t["metrics"]]
+        if learning and time.monotonic() >= self._rewards_due_s:
+            self._rewards_due_s = time.monotonic() + 2
+            said = (f"{t['model']} {t['metrics']['reward']:.2f} at step {t['metrics']['step']:.0f}" for t in learning)
+            self._line(f"reward: {', '.join(said)}")
+
+    def _line(self, text: str) -> None:
+        lead = f"{self._elapsed_s():5.0f} s  "
+        click.echo(textwrap.fill(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead)))
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
 
     # ------------------------------------------------------------ looking
+
+    def _cluster(self) -> Any:
+        from areal_sky.cluster import Cluster
+
+        return Cluster.attach(NAME)
+
+    def _replicas(self, group: str, ready: bool = False) -> list[str]:
+        replicas = self._cluster().state().replicas.values()
+        return [r.name for r in replicas if r.group == group and (r.state == "READY" or not ready)]
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        with self._home.gateway("read") as gateway:
+            return sorted(gateway.tasks(), key=lambda t: t["number"])
+
+    def _task(self, task_id: str) -> dict[str, Any]:
+        with self._home.gateway("read") as gateway:
+            return gateway.task(task_id)
+
+    def _log(self, task_id: str) -> str:
+        with self._home.gateway("read") as gateway:
+            return str(gateway.logs(task_id)["text"])
+
+    def _rollout_in_progress(self, model: str) -> tuple[str, str]:
+        """(task name, replica) of a rollout that has already kept some of its work."""
+        found: list[tuple[str, str]] = []
+
+        def look() -> bool:
+            found[:] = [
+                (t["name"], t["places"][0]["replica"])
+                for t in self._tasks()
+                if t["kind"] == "rollout" and t["model"] == model and t["state"] == "RUNNING"
+                if t["metrics"].get("step", 0) >= 3
+            ]
+            return bool(found)
+
+        self.until(look, 60, f"a rollout of {model} to have done something")
+        return found[-1]
+
+
+def _show_command(text: str) -> None:
+    lines = textwrap.wrap(text, WIDTH - 4, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    click.secho("$ " + " \\\n".join(lines), fg="cyan")
+
+
+def _short(args: list[str] | tuple[str, ...]) -> str:
+    """A command line as one would type it: folders of this session by their variables."""
+    words = shlex.join(args)
+    for folder, variable in ((Path.cwd(), "$PWD"), (Path.home(), "$HOME")):
+        words = words.replace(f"{folder}{os.sep}", f"{variable}{os.sep}")
+    return words
+
+
+@contextlib.contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP tear down as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -75,7 +76,14 @@ def main() -> None:
         click.echo(f"error: {e}" if e.exit_code != 2 else str(e), err=True)
         sys.exit(e.exit_code)
     except BrokenPipeError:
+        sys.stderr.close()  # else Python complains about the pipe once more at exit
         sys.exit(0)
+    except Exception as e:
+        if os.environ.get("AREAL_SKY_DEBUG"):
+            raise
+        click.echo(f"internal error: {type(e).__name__}: {e}", err=True)
+        click.echo("this is a fault of areal_sky; AREAL_SKY_DEBUG=1 shows where it happened", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

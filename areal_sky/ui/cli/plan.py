@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HOURS_PER_MONTH = 730.0  # 365 days of 24 hours over 12 months
-PRICES_ARE = "the public catalog's list prices at these commits, not today's"
+CATALOG = "SkyPilot catalog "
+PRICES_ARE = "list prices at that commit, not today's"
 
 
 @click.command()
@@ -138,7 +139,8 @@ def _story(planned: LaunchPlan) -> Iterable[RenderableType]:
     yield from _totals(planned)
     known = [_machine(g) for g in groups if g.offer.price_usd_per_hour is not None]
     if known:
-        known.append(f"prices: {', '.join(_sources(groups))}; {PRICES_ARE}")
+        commits = ", ".join(s.removeprefix(CATALOG) for s in _sources(groups))
+        known.append(f"prices: {CATALOG}{commits}; {PRICES_ARE}")
     for title, style, lines in (
         ("Known", "green", known),
         ("Guessed", "yellow", planned.guesses),
@@ -185,9 +187,10 @@ def _table(planned: LaunchPlan) -> RenderableType:
 
 def _node_text(g: GroupPlan) -> str:
     s = g.shape
-    if s.accelerator is None:
+    name = s.accelerator or (f"{s.gpu_memory_gib or 0:g}GB GPU" if s.gpus else None)
+    if name is None:
         return f"{s.cpus:g} vCPUs"
-    return f"{s.gpus:g} x {s.accelerator}" if s.gpus else s.accelerator
+    return f"{s.gpus:g} x {name}" if s.gpus else name
 
 
 def _market_text(g: GroupPlan, market: str) -> str:

@@ -6,11 +6,17 @@ import logging
 import os
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal_sky.adapters.processes import stop_on_signals
 from areal_sky.errors import ArealSkyError
+
+if TYPE_CHECKING:
+    from areal_sky.run.head import Head
+    from areal_sky.run.tasks import TaskService
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -19,7 +25,6 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @click.argument("name")
 def controller(name: str) -> None:
     """Run the controller of cluster NAME until the cluster is down."""
-    from areal_sky.adapters.processes import stop_on_signals
     from areal_sky.home import choose_cluster
     from areal_sky.run.supervise import run_controller
 
@@ -32,7 +37,6 @@ def controller(name: str) -> None:
 @click.command(hidden=True)
 def node() -> None:
     """Join this machine to a cluster and hold its lease. Configured by the environment."""
-    from areal_sky.adapters.processes import stop_on_signals
     from areal_sky.run.node import run_node
 
     set_up_logging()
@@ -63,14 +67,46 @@ def set_up_logging(level: int = logging.INFO) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-def _serve(head: Any) -> int:
+def _serve(head: Head) -> int:
     # Imported after Ray's daemon has been started: its boot and these imports overlap.
     import uvicorn
 
     from areal_sky.adapters.raycluster import RayClusterAdapter
+    from areal_sky.run.clock import SystemClock
     from areal_sky.run.hub import TelemetryHub
     from areal_sky.run.journal import Journal
+    from areal_sky.run.runner import Runner, runner_arguments
     from areal_sky.run.tasks import TaskService
     from areal_sky.ui.gateway import create_app
 
-    raise NotImplementedError((uvicorn, RayClusterAdapter, TelemetryHub, Journal, TaskService, create_app))
+    stop = threading.Event()
+    stop_on_signals(stop)
+    journal = Journal(head.state_dir / "journal.db")
+    hub = TelemetryHub(head.env.groups, lease_s=head.env.lease_s)
+
+    def connect() -> TaskService:
+        ray = RayClusterAdapter(head.ray_address, head.tokens.get("ray", ""), Runner, runner_arguments, head.ray_tmp)
+        service = TaskService(
+            ray, journal, SystemClock(), head.env, hub, task_token=head.tokens.get("submit", "")
+        )
+        app = create_app(service, hub, head.tokens, head.env.cluster, on_controller=lambda _: head.controller_seen())
+        config = uvicorn.Config(
+            app, host=head.bind_host, port=head.env.gateway_port, log_level="warning", access_log=False
+        )
+        threading.Thread(target=_served(uvicorn.Server(config), stop), name="gateway", daemon=True).start()
+        head.announce()
+        return service
+
+    return head.loop(connect, stop)
+
+
+def _served(server: Any, stop: threading.Event) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            server.run()
+        finally:
+            # Without a gateway this process is of no use: let the next one try.
+            logging.error("the gateway has ended")
+            stop.set()
+
+    return run

@@ -147,10 +147,16 @@ def _gpu_line(gpu: Mapping[str, Any], width: int) -> Text:
     line.append(f" {_memory(gpu):>10}")
     line.append(f" {_or_na(gpu['temperature_celsius'], lambda v: f'{v:.0f}°C'):>5}")
     line.append(f" {_or_na(gpu['power_watts'], lambda v: f'{v:.0f}W'):>5}  ")
-    line.append(" ".join(gpu["tasks"]) or ("idle" if validity == "known" and not gpu["error"] else ""), style="dim")
+    line.append(" ".join(gpu["tasks"]) or _without_task(load), style="dim")
     if gpu["error"]:
         line.append(("  " if gpu["tasks"] else "") + gpu["error"], style=COLOR[validity] or "yellow")
     return line
+
+
+def _without_task(load: float | None) -> str:
+    if load is None:
+        return ""
+    return "idle" if load <= 0.05 else "in use, no task"
 
 
 def _bar(load: float | None) -> tuple[str, str]:

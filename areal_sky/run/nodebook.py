@@ -1,0 +1,162 @@
+"""What the head knows of its live nodes: their room, who drains, since when each is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from areal_sky.adapters.ports import RayNode
+from areal_sky.core.model import NodeView, TaskState
+from areal_sky.core.nodeenv import GroupShape
+from areal_sky.core.placement import EPS, Held, NodeRoom, empty_room, room_of
+from areal_sky.core.taskevents import Draining
+from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.telemetry import Validity
+from areal_sky.core.view import ReplicaLoad
+
+
+class LoadSource(Protocol):
+    """The telemetry hub, as far as the task service needs it."""
+
+    def replica_loads(self, now_s: float) -> Mapping[str, tuple[float | None, Validity, float | None]]: ...
+
+
+class NodeBook:
+    """Filled by `observe` once per tick; everything else reads the latest look."""
+
+    def __init__(self, groups: Sequence[GroupShape]):
+        self._accelerators = {g.name: g.shape.accelerator for g in groups}
+        self._nodes: dict[str, RayNode] = {}
+        self._drains: dict[str, Draining] = {}
+        self._held: dict[str, list[Held]] = {}
+        self._tasks_on: dict[str, set[str]] = {}
+        self._idle_since_s: dict[str, float] = {}
+        self.seen = False
+
+    def observe(self, nodes: Iterable[RayNode], now_s: float) -> None:
+        """A new look at the live nodes. A node that is gone takes its drain with it: its successor starts fresh."""
+        self._nodes = {n.node_id: self._with_accelerator(n) for n in nodes}
+        self._drains = {i: d for i, d in self._drains.items() if i in self._nodes}
+        self._idle_since_s = {i: t for i, t in self._idle_since_s.items() if i in self._nodes}
+        self.seen = True
+        self._mark_idle(now_s)
+
+    def hold(self, records: Iterable[TaskRecord], reserved: set[str], now_s: float) -> None:
+        """Takes in what our tasks hold. `reserved`: gangs that Ray counts already."""
+        self._held, self._tasks_on = {}, {}
+        for r in records:
+            for place in r.places if r.holds else ():
+                known = r.state is TaskState.RUNNING or r.gang_id in reserved
+                self._held.setdefault(place.node_id, []).append(Held(r.spec.bundle, place.devices, known))
+                self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
+        self._mark_idle(now_s)
+
+    def drain(self, draining: Draining) -> None:
+        for node_id in draining.node_ids:
+            self._drains[node_id] = draining
+
+    def drain_of(self, node_id: str) -> Draining | None:
+        return self._drains.get(node_id)
+
+    def is_draining(self, node_id: str) -> bool:
+        node = self._nodes.get(node_id)
+        return node_id in self._drains or (node is not None and node.draining)
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._nodes
+
+    def dead_among(self, record: TaskRecord) -> set[str]:
+        """The task's nodes that no longer live."""
+        return {p.node_id for p in record.places if p.node_id not in self._nodes}
+
+    def node_ids_of(self, replica: str) -> tuple[str, ...]:
+        return tuple(sorted(i for i, n in self._nodes.items() if n.labels.get("replica") == replica))
+
+    def place_labels(self, node_id: str) -> tuple[str, int]:
+        """(replica, index) of a live node."""
+        labels = self._nodes[node_id].labels
+        return labels.get("replica", "?"), _index(labels)
+
+    def rooms(self) -> dict[str, NodeRoom]:
+        """Free room of every node that takes new work."""
+        return {i: self._room(n) for i, n in self._nodes.items() if not self.is_draining(i)}
+
+    def emptied_rooms(self) -> dict[str, NodeRoom]:
+        """The same nodes as they would be with none of our tasks on them, foreign work left in place."""
+        rooms: dict[str, NodeRoom] = {}
+        for i, n in self._nodes.items():
+            if self.is_draining(i):
+                continue
+            ours = [h.bundle for h in self._held.get(i, ()) if h.reserved]
+            available = (
+                min(n.shape.gpus, n.available_gpus + sum(b.gpus for b in ours)),
+                min(n.shape.cpus, n.available_cpus + sum(b.cpus for b in ours)),
+                min(n.shape.memory_gib, n.available_memory_gib + sum(b.memory_gib for b in ours)),
+            )
+            rooms[i] = room_of(i, n.labels["group"], n.shape, available, name=_name(n))
+        return rooms
+
+    def whole_rooms(self) -> list[NodeRoom]:
+        """Every live node, empty: what a task may be promised beyond the spec's groups."""
+        return [empty_room(i, n.labels["group"], n.shape) for i, n in self._nodes.items()]
+
+    def node_views(self) -> tuple[NodeView, ...]:
+        views: list[NodeView] = []
+        for i, n in self._nodes.items():
+            room = self._room(n)
+            views.append(
+                NodeView(
+                    i, n.labels["group"], n.labels.get("replica", ""), _index(n.labels), n.shape, room.free_gpus,
+                    room.cpus, room.memory_gib, self.is_draining(i), self._idle_since_s.get(i),
+                )
+            )  # fmt: skip
+        return tuple(sorted(views, key=lambda v: (v.group, v.replica, v.index, v.node_id)))
+
+    def loads(self, hub: LoadSource | None, now_s: float) -> tuple[ReplicaLoad, ...]:
+        """One per replica with live nodes; GPU load from the hub, unknown where it says nothing."""
+        readings = hub.replica_loads(now_s) if hub is not None else {}
+        replicas: dict[str, list[NodeView]] = {}
+        for v in self.node_views():
+            replicas.setdefault(v.replica, []).append(v)
+        loads: list[ReplicaLoad] = []
+        for name, nodes in replicas.items():
+            mean, validity, age_s = readings.get(name, (None, Validity.UNKNOWN, None))
+            tasks = set[str]().union(*(self._tasks_on.get(n.node_id, set()) for n in nodes))
+            idle = [n.idle_since_s for n in nodes]
+            idle_since_s = None if None in idle else max(t for t in idle if t is not None)
+            draining = all(n.draining for n in nodes)
+            loads.append(
+                ReplicaLoad(
+                    name, nodes[0].group, len(nodes), len(tasks), mean, validity, age_s, idle_since_s, draining
+                )
+            )
+        return tuple(loads)
+
+    def _room(self, n: RayNode) -> NodeRoom:
+        available = (n.available_gpus, n.available_cpus, n.available_memory_gib)
+        held = self._held.get(n.node_id, ())
+        return room_of(n.node_id, n.labels["group"], n.shape, available, held, _name(n))
+
+    def _with_accelerator(self, n: RayNode) -> RayNode:
+        if n.shape.accelerator is not None or n.shape.gpus <= 0:
+            return n
+        accelerator = self._accelerators.get(n.labels.get("group", ""))
+        return replace(n, shape=replace(n.shape, accelerator=accelerator))
+
+    def _mark_idle(self, now_s: float) -> None:
+        for i, n in self._nodes.items():
+            foreign = n.available_gpus < n.shape.gpus - EPS or n.available_cpus < n.shape.cpus - EPS
+            if foreign or i in self._tasks_on:  # foreign work counts: nobody's run is shrunk away
+                self._idle_since_s.pop(i, None)
+            else:
+                self._idle_since_s.setdefault(i, now_s)
+
+
+def _name(n: RayNode) -> str:
+    return f"{n.labels.get('replica', '')}/{_index(n.labels):06d}"
+
+
+def _index(labels: Mapping[str, str]) -> int:
+    text = labels.get("index", "0")
+    return int(text) if text.isdigit() else 0

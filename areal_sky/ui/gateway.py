@@ -1,0 +1,243 @@
+"""The head's HTTP gateway: tasks, views, telemetry. JSON in and out; every route but /healthz needs a token.
+
+Rights: operate covers submit covers read; `node` is for the nodes' own routes. Errors are {"error", "message"} with
+422 InvalidInput, 401/403 Unauthorized, 404 NotFound, 409 Refused, 413 too large, 503 for state that cannot be written.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from areal_sky.core.taskspec import MAX_PAYLOAD_BYTES, task_spec_from_json
+from areal_sky.errors import (
+    AlreadyExists,
+    ArealSkyError,
+    InvalidInput,
+    NotFound,
+    Refused,
+    StateError,
+    Unauthorized,
+    Unreachable,
+)
+from areal_sky.run.tasks import TaskService
+
+log = logging.getLogger(__name__)
+_STATUS: dict[type[ArealSkyError], int] = {
+    InvalidInput: 422, NotFound: 404, Refused: 409, AlreadyExists: 409, StateError: 503, Unreachable: 503,
+}  # fmt: skip
+_COVERS = {"read": ("read", "submit", "operate"), "submit": ("submit", "operate"), "operate": ("operate",)}
+MAX_BODY_BYTES = 2 * 2**20
+MAX_SUBMIT_BYTES = MAX_PAYLOAD_BYTES + MAX_BODY_BYTES
+
+Controller = Callable[[float], None]
+
+
+class _TooLarge(InvalidInput):
+    """The body is larger than its route takes."""
+
+
+def _json_body(limit: int) -> Callable[[Request], Awaitable[dict[str, Any]]]:
+    # Parsed by hand: FastAPI's own way would refuse lone surrogates, which carry the bytes of logs that are no UTF-8.
+    async def parse(request: Request) -> dict[str, Any]:
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                raise _TooLarge(f"the body is larger than {limit // 2**20} MiB")
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError):
+            raise InvalidInput("the body is not JSON") from None
+        if not isinstance(value, dict):
+            raise InvalidInput("the body must be a JSON object")
+        return value
+
+    return parse
+
+
+Body = Annotated[dict[str, Any], Depends(_json_body(MAX_BODY_BYTES))]
+SubmitBody = Annotated[dict[str, Any], Depends(_json_body(MAX_SUBMIT_BYTES))]
+
+
+def create_app(
+    service: TaskService,
+    hub: Any,
+    tokens: Mapping[str, str],
+    cluster: str,
+    on_controller: Controller | None = None,
+    now: Callable[[], float] = time.time,
+) -> FastAPI:
+    """The ASGI application. `tokens` maps rights to tokens; `hub` is the TelemetryHub or None.
+
+    `on_controller` is called with the lease that a controller's heartbeat asks for.
+    """
+    app = FastAPI(title="areal_sky", docs_url=None, redoc_url=None, openapi_url=None)
+    known = {right: token.encode() for right, token in tokens.items() if token and right != "ray"}
+
+    def right(*allowed: str) -> Any:
+        def check(request: Request) -> str:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            # Every token is compared, so the time taken tells nothing.
+            matches = [r for r, t in known.items() if hmac.compare_digest(t, given.strip().encode())]
+            if scheme.lower() != "bearer" or not matches:
+                raise HTTPException(401, "a token is missing or unknown")
+            if not set(matches) & set(allowed):
+                raise HTTPException(403, f"this token has the right to {matches[0]}, not to {allowed[0]}")
+            return matches[0]
+
+        return Depends(check)
+
+    read, submit, operate = (right(*_COVERS[r]) for r in ("read", "submit", "operate"))
+    node = right("node")
+    submit_or_node = right("submit", "operate", "node")
+
+    @app.get("/healthz")
+    def healthz() -> Any:
+        return {"ok": True, "cluster": cluster}
+
+    @app.post("/v1/tasks", dependencies=[submit])
+    def submit_task(raw: SubmitBody) -> Any:
+        return service.submit(task_spec_from_json(raw))
+
+    @app.get("/v1/tasks", dependencies=[read])
+    def list_tasks(state: str | None = None) -> Any:
+        return {"tasks": service.list(state)}
+
+    @app.get("/v1/tasks/{task_id}", dependencies=[read])
+    def get_task(task_id: str) -> Any:
+        return service.get(task_id)
+
+    @app.get("/v1/tasks/{task_id}/story", dependencies=[read])
+    def story(task_id: str) -> Any:
+        return {"lines": service.story(task_id)}
+
+    @app.post("/v1/tasks/{task_id}/cancel", dependencies=[submit])
+    def cancel(task_id: str) -> Any:
+        return service.cancel(task_id)
+
+    @app.get("/v1/tasks/{task_id}/logs", dependencies=[read])
+    def logs(task_id: str, request: Request) -> Any:
+        q = request.query_params
+        attempt = _whole(q, "attempt", None)
+        return service.logs(
+            task_id,
+            stream=q.get("stream", "out"),
+            rank=_whole(q, "rank", 0) or 0,
+            offset=_whole(q, "offset", 0) or 0,
+            attempt=attempt,
+        )
+
+    @app.post("/v1/tasks/{task_id}/metrics", dependencies=[submit_or_node])
+    def metrics(task_id: str, raw: Body) -> Any:
+        values = raw.get("metrics")
+        if not isinstance(values, dict):
+            raise InvalidInput("metrics: expected an object of numbers")
+        service.track_metrics(task_id, values)
+        return {"ok": True}
+
+    @app.post("/v1/runner/logs", dependencies=[node])
+    def runner_logs(raw: Body) -> Any:
+        text = _field(raw, "text", str)
+        next_offset = service.push_log(
+            _field(raw, "task_id", str),
+            _field(raw, "attempt", int),
+            _field(raw, "rank", int),
+            _field(raw, "stream", str),
+            _field(raw, "offset", int),
+            text.encode("utf-8", "surrogateescape"),
+        )
+        return {"next_offset": next_offset}
+
+    @app.get("/v1/view", dependencies=[read])
+    def view() -> Any:
+        return asdict(service.view())
+
+    @app.get("/v1/gpus", dependencies=[read])
+    def gpus(request: Request) -> Any:
+        seconds = _number(request.query_params.get("seconds", "60"), "seconds")
+        return hub.gpus(seconds, now()) if hub is not None else {"t_s": now(), "seconds": seconds, "nodes": []}
+
+    @app.post("/v1/replicas/{replica}/drain", dependencies=[operate])
+    def drain(replica: str, raw: Body) -> Any:
+        deadline_s = _number(raw.get("deadline_s"), "deadline_s")
+        return {"nodes": service.drain_replica(replica, str(raw.get("reason", ""))[:500], deadline_s)}
+
+    @app.post("/v1/replicas/{replica}/evict", dependencies=[operate])
+    def evict(replica: str, raw: Body) -> Any:
+        return {"nodes": service.evict_replica(replica, str(raw.get("reason", ""))[:500])}
+
+    @app.post("/v1/nodes/heartbeat", dependencies=[node])
+    def node_heartbeat(raw: Body) -> Any:
+        if raw.get("cluster") not in (None, cluster):
+            raise Refused(f"this is the head of cluster {cluster}, not of {str(raw.get('cluster'))[:40]}")
+        now_s = now()
+        if hub is not None:
+            hub.ingest(raw, now_s)
+        return {"lease_s": service.head_env.lease_s, "t_s": now_s}
+
+    @app.post("/v1/controller/heartbeat", dependencies=[operate])
+    def controller_heartbeat(raw: Body) -> Any:
+        if on_controller is not None:
+            on_controller(_number(raw.get("lease_s", 0), "lease_s"))
+        return {"ok": True}
+
+    @app.exception_handler(ArealSkyError)
+    def told(_: Request, e: ArealSkyError) -> JSONResponse:
+        if isinstance(e, _TooLarge):
+            return _error(413, "InvalidInput", str(e))
+        return _error(_STATUS.get(type(e), 500), type(e).__name__, str(e))
+
+    @app.exception_handler(HTTPException)
+    def refused(_: Request, e: HTTPException) -> JSONResponse:
+        name = Unauthorized.__name__ if e.status_code in (401, 403) else NotFound.__name__
+        headers = {"WWW-Authenticate": "Bearer"} if e.status_code == 401 else None
+        return _error(e.status_code, name, str(e.detail), headers)
+
+    @app.exception_handler(Exception)
+    def broken(request: Request, e: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=e)
+        return _error(500, ArealSkyError.__name__, "the head failed to answer this; its log says why")
+
+    return app
+
+
+def _error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": name, "message": message}, status, headers=dict(headers or {}))
+
+
+def _field(raw: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = raw.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidInput(f"{key}: expected {'a text' if kind is str else 'a whole number'}")
+    return value
+
+
+def _whole(values: Mapping[str, str], key: str, default: int | None) -> int | None:
+    text = values.get(key)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(f"{key}: expected a whole number") from None
+
+
+def _number(value: Any, key: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidInput(f"{key}: expected a number")
+    return number

@@ -1,0 +1,436 @@
+"""Generated task YAMLs: golden bytes, what SkyPilot reads in them, and what their bash does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_sky.adapters.catalog import shipped_offers
+from areal_sky.core import taskscripts
+from areal_sky.core.launch import plan
+from areal_sky.core.nodeenv import HeadEnv, NodeEnv
+from areal_sky.core.taskyaml import header, render_files, task_dicts, to_yaml
+from areal_sky.errors import InvalidInput
+from areal_sky.spec import load_text
+from areal_sky.spec.cluster import AcceleratorAsk, ClusterSpec, NodeGroupSpec, ResourcesSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+CASES = sorted(p.parent.name for p in GOLDEN.glob("*/spec.yaml"))
+NOW_S = 1_790_000_000.0
+
+
+def rendered(text: str, name: str = "spec.yaml") -> dict[str, str]:
+    spec = load_text(text, name, NOW_S)
+    return render_files(spec, plan(spec, shipped_offers()), "areal-sky==0.1.0")
+
+
+def tasks_of(text: str) -> dict[str, Any]:
+    return {name: yaml.safe_load(body) for name, body in rendered(text).items()}
+
+
+# ---------------------------------------------------------------- golden files
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: str) -> None:
+    """Same spec, same bytes. After a change on purpose: REWRITE_GOLDEN=1 pytest tests/core/test_taskyaml.py, and read
+    the diff."""
+    text = (GOLDEN / case / "spec.yaml").read_text()
+    files = rendered(text, f"{case}.yaml")
+    assert files == rendered(text, f"{case}.yaml")
+    if os.environ.get("REWRITE_GOLDEN"):
+        for name, body in files.items():
+            (GOLDEN / case / name).write_text(body)
+    kept = {p.name: p.read_text() for p in (GOLDEN / case).glob("*.yaml") if p.name != "spec.yaml"}
+    assert files == kept
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden_bash_is_sound(case: str) -> None:
+    for path in (GOLDEN / case).glob("*.yaml"):
+        task = yaml.safe_load(path.read_text())
+        for part in ("setup", "run"):
+            if path.name != "spec.yaml":
+                subprocess.run(["bash", "-n"], input=task[part], text=True, check=True)
+
+
+def test_no_golden_file_holds_a_secret_value() -> None:
+    for path in GOLDEN.glob("plain/*.yaml"):
+        if path.name != "spec.yaml":
+            assert "never_to_be_seen" not in path.read_text()
+
+
+def test_generated_bash_never_stops_rays_of_others() -> None:
+    """`ray stop` ends every Ray on the host."""
+    for text in (taskscripts.head_run(), taskscripts.node_run("x"), taskscripts.head_setup()):
+        assert "ray stop" not in text and "pkill" not in text and "killall" not in text
+        assert "RAY_AUTH_MODE=token" in text or "pip install" in text
+
+
+@pytest.mark.parametrize("name", ["head.yaml", "worker.yaml"])
+def test_the_checked_in_yamls_behave_as_the_generated_ones(name: str) -> None:
+    task = yaml.safe_load((ROOT / "task_yamls" / name).read_text())
+    if name == "head.yaml":
+        assert (task["setup"], task["run"]) == (taskscripts.head_setup(), taskscripts.head_run())
+        head = HeadEnv.from_env({**task["envs"], "AREAL_SKY_STATE_DIR": "/s"})
+        assert (head.cluster, head.replica, head.ray_port) == ("my-cluster", "my-cluster-head-0", 6379)
+    else:
+        assert (task["setup"], task["run"]) == (taskscripts.node_setup(None), taskscripts.node_run(None))
+        node = NodeEnv.from_env({**task["envs"], "AREAL_SKY_HEAD_IP": "10.0.0.7", "SKYPILOT_NODE_RANK": "1"})
+        assert (node.group, node.replica, node.index, node.head_ip) == (
+            "workers",
+            "my-cluster-workers-0",
+            1,
+            "10.0.0.7",
+        )
+    assert task["resources"]["autostop"]["down"] is True
+
+
+# ---------------------------------------------------------------- what is carried
+
+
+def test_everything_of_a_plain_task_is_carried_and_secrets_are_only_named() -> None:
+    task = tasks_of((GOLDEN / "plain" / "spec.yaml").read_text())["main.yaml"]
+    assert task["num_nodes"] == 2
+    assert task["workdir"] == "~/code/sft"
+    assert task["file_mounts"]["/data"] == "gs://bucket/data"
+    assert task["resources"]["image_id"].startswith("docker:pytorch/")
+    assert task["resources"]["disk_size"] == 512
+    assert task["resources"]["labels"] == {"team": "rl", "areal-sky-cluster": "sft", "areal-sky-group": "main"}
+    assert task["envs"]["GREETING"] == "it's $(hostname) and `date`"
+    assert task["secrets"] == dict.fromkeys(
+        ("HF_TOKEN", "WANDB_API_KEY", "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN")
+    )
+    node = NodeEnv.from_env(task["envs"] | {"AREAL_SKY_HEAD_IP": "10.0.0.7", "SKYPILOT_NODE_RANK": "1"})
+    assert (node.cluster, node.group, node.index, node.shape, node.simulated_gpus) == ("sft", "main", 1, None, False)
+
+
+def test_the_head_knows_the_cluster_and_runs_nothing_of_the_user() -> None:
+    head = tasks_of((GOLDEN / "plain" / "spec.yaml").read_text())["head.yaml"]
+    assert not {"workdir", "file_mounts"} & head.keys()
+    assert "torchrun" not in head["run"] and "MODEL" not in head["envs"]
+    # Nodes run in a container image: the head shares it, since Python and Ray must be alike.
+    assert head["resources"]["image_id"].startswith("docker:pytorch/")
+    env = HeadEnv.from_env(head["envs"])
+    assert [(g.name, g.nodes_per_replica, g.shape.gpus) for g in env.groups] == [("main", 2, 8.0)]
+    assert head["secrets"] == {"AREAL_SKY_TOKENS": None}
+
+
+def test_nodes_and_head_are_pinned_to_the_one_region_of_the_plan() -> None:
+    tasks = tasks_of("resources: {accelerators: V100:8, infra: aws}\n")
+    assert {t["resources"]["infra"] for t in tasks.values()} == {"aws/us-east-1"}
+
+
+def test_entries_of_any_of_are_whole_and_keep_their_own() -> None:
+    entries = tasks_of((GOLDEN / "places" / "spec.yaml").read_text())["main.yaml"]["resources"]["any_of"]
+    ours = {"team": "rl", "areal-sky-cluster": "anywhere", "areal-sky-group": "main"}
+    assert [e["labels"] for e in entries] == [ours, {"kind": "old", **ours}]
+    assert [e["cpus"] for e in entries] == ["32+", "32+"]
+    assert [e.get("use_spot") for e in entries] == [None, True]
+    assert all(e["autostop"]["down"] for e in entries)
+
+
+@pytest.mark.parametrize(
+    ("group", "spot"),
+    [("market: spot", True), ("market: mixed, on_demand_base: 0", True), ("market: mixed, on_demand_base: 1", None)],
+)
+def test_a_file_has_the_market_of_the_first_replica(group: str, spot: bool | None) -> None:
+    text = f"infra: aws\nnode_groups: {{g: {{resources: {{accelerators: V100:8}}, max_replicas: 3, {group}}}}}\n"
+    assert tasks_of(text)["g.yaml"]["resources"].get("use_spot") is spot
+
+
+def test_slurm_gets_neither_spot_nor_autostop() -> None:
+    resources = tasks_of("infra: slurm/hpc\nresources: {accelerators: H100:8, use_spot: true}\n")["main.yaml"][
+        "resources"
+    ]
+    assert "autostop" not in resources and "use_spot" not in resources
+    assert resources["infra"] == "slurm/hpc"
+
+
+def test_local_has_no_task() -> None:
+    spec = load_text("infra: local\nresources: {accelerators: V100:8}\n", "x.yaml", NOW_S)
+    with pytest.raises(InvalidInput, match="local"):
+        task_dicts(spec, plan(spec, shipped_offers()))
+
+
+@given(st.dictionaries(st.text(max_size=8), st.text(max_size=60) | st.integers() | st.none(), max_size=4))
+def test_to_yaml_reads_back_as_it_was(task: dict[str, Any]) -> None:
+    # YAML itself cannot carry some characters (NUL, lone surrogates): refused, never changed.
+    try:
+        text = to_yaml(task, "a header\nof two lines")
+    except (InvalidInput, yaml.YAMLError, UnicodeEncodeError):
+        return
+    assert yaml.safe_load(text) == task
+
+
+def test_trailing_spaces_do_not_cost_a_script_its_readability() -> None:
+    assert "run: |\n  echo a  \n  echo b\n" in to_yaml({"run": "echo a  \necho b\n"})
+
+
+# ---------------------------------------------------------------- hostile input
+
+EVIL = "x'\"$(touch pwned)`touch pwned`\nname: evil; touch pwned #"
+
+
+def hostile_spec() -> ClusterSpec:
+    resources = ResourcesSpec(
+        accelerators=(AcceleratorAsk(name="V100", count=8),), raw={"accelerators": "V100:8", "labels": {"k": EVIL}}
+    )
+    group = NodeGroupSpec(
+        name=EVIL, resources=resources, elastic=False, min_replicas=1, max_replicas=1, nodes_per_replica=1,
+        market="on_demand",
+    )  # fmt: skip
+    task = {
+        "run": "echo started\nAREAL_SKY_RUN\ntouch escaped\nAREAL_SKY_RUN_2\n",
+        "setup": "true\nAREAL_SKY_SETUP\ntrue ')' \" `",
+        "envs": {"EVIL": EVIL},
+        "secrets": {"S": EVIL},
+        "workdir": EVIL,
+    }
+    return ClusterSpec(name=EVIL, infra=None, head=ResourcesSpec(), groups=(group,), task=task)
+
+
+def test_hostile_names_and_values_are_data_in_the_yaml() -> None:
+    spec = hostile_spec()
+    launch = plan(spec, shipped_offers())
+    for stem, task in task_dicts(spec, launch).items():
+        text = to_yaml(task, header(spec, launch, stem))
+        assert yaml.safe_load(text) == json.loads(json.dumps(task))
+        assert all(EVIL not in task[part] and "pwned" not in task[part] for part in ("setup", "run"))
+        comment = text[: text.index("\nname: ")]
+        assert all(line.startswith("#") for line in comment.splitlines())
+    group = task_dicts(spec, launch)[EVIL]
+    assert group["envs"]["EVIL"] == EVIL and group["workdir"] == EVIL and group["secrets"]["S"] is None
+
+
+# ---------------------------------------------------------------- what the bash does
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+class Machine:
+    """A home folder and a PATH with doubles of `areal-sky` and `python3`, to run generated bash on."""
+
+    def __init__(self, folder: Path):
+        self.home = folder / "home"
+        self.bin = folder / "bin"
+        self.home.mkdir()
+        self.bin.mkdir()
+        self.env = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "AREAL_SKY_CLUSTER": "c",
+            "AREAL_SKY_REPLICA": "c-g-0",
+            "AREAL_SKY_HEAD_IP": "10.0.0.7",
+            "AREAL_SKY_RAY_PORT": "6379",
+            "AREAL_SKY_GATEWAY_PORT": "8790",
+            "AREAL_SKY_NODE_TOKEN": "n",
+            "AREAL_SKY_RAY_TOKEN": "r",
+            "AREAL_SKY_TOKENS": "{}",
+            "AREAL_SKY_PACKAGE": "areal-sky==0.1.0",
+            "SKYPILOT_NODE_RANK": "1",
+        }
+
+    def has(self, program: str, script: str) -> Machine:
+        path = self.bin / program
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+        return self
+
+    def bash(self, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", script], env={**self.env, **env}, cwd=self.home, capture_output=True, text=True, timeout=30
+        )
+
+    def lines(self, name: str) -> list[str]:
+        return (self.home / name).read_text().splitlines()
+
+
+def taken_port() -> socket.socket:
+    """A listening socket outside the range that Ray keeps for its workers."""
+    low, high = taskscripts.RAY_WORKER_PORTS
+    while True:
+        server = socket.create_server(("127.0.0.1", 0))
+        if not low <= server.getsockname()[1] <= high:
+            return server
+        server.close()
+
+
+JOIN = 'touch "$AREAL_SKY_STATE_DIR/joined"'
+
+
+def test_a_node_is_started_again_until_its_planned_end(machine: Machine) -> None:
+    machine.has("areal-sky", 'echo "$1 $RAY_AUTH_MODE" >> $HOME/starts; [ $(wc -l < $HOME/starts) -ge 3 ]')
+    done = machine.bash(taskscripts.node_run(None))
+    assert done.returncode == 0
+    assert machine.lines("starts") == ["node token"] * 3
+    assert done.stderr.count("starting it again") == 2
+
+
+@pytest.mark.parametrize("code", [2, 78])
+def test_what_can_never_work_is_not_tried_again(machine: Machine, code: int) -> None:
+    machine.has("areal-sky", f"echo x >> $HOME/starts; exit {code}")
+    assert machine.bash(taskscripts.node_run("sleep 60")).returncode == code
+    assert machine.lines("starts") == ["x"]
+
+
+def test_a_user_run_waits_for_the_join_and_its_failure_does_not_end_the_node(machine: Machine) -> None:
+    machine.has("areal-sky", f"sleep 0.3; echo joined >> $HOME/order; {JOIN}; sleep 1.5; echo end >> $HOME/order")
+    user = 'echo "run $SKYPILOT_NODE_RANK $RAY_ADDRESS ${AREAL_SKY_NODE_TOKEN:-none}" >> $HOME/order; exit 3\n'
+    done = machine.bash(taskscripts.node_run(user))
+    assert done.returncode == 0
+    assert machine.lines("order") == ["joined", "run 1 10.0.0.7:6379 none", "end"]
+    assert "ended with code 3; the node stays" in done.stderr
+
+
+def test_a_user_run_ends_with_its_node(machine: Machine) -> None:
+    machine.has("areal-sky", f"{JOIN}; sleep 1.5")
+    user = "sleep 300 & echo $! > $HOME/pid\nsleep 300\n"
+    assert machine.bash(taskscripts.node_run(user)).returncode == 0
+    pid = int(machine.lines("pid")[0])
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"
+
+
+def test_a_run_cannot_leave_its_here_document(machine: Machine) -> None:
+    """Lines that look like the end mark stay text: nothing of the run starts before the node has joined."""
+    machine.has("areal-sky", "sleep 0.2")
+    run = hostile_spec().task["run"]
+    assert machine.bash(taskscripts.node_run(run)).returncode == 0
+    assert not (machine.home / "escaped").exists()
+    machine.has("areal-sky", f"{JOIN}; sleep 1.5")
+    assert "started" in machine.bash(taskscripts.node_run(run)).stdout
+    assert (machine.home / "escaped").exists()
+
+
+def test_a_run_that_is_not_bash_does_not_break_the_node(machine: Machine) -> None:
+    machine.has("areal-sky", f"{JOIN}; sleep 1.5; echo end > $HOME/end")
+    done = machine.bash(taskscripts.node_run("if then ) ' oops"))
+    assert done.returncode == 0 and machine.lines("end") == ["end"]
+
+
+@pytest.mark.parametrize("name", ["AREAL_SKY_HEAD_IP", "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN"])
+@pytest.mark.parametrize("part", [taskscripts.node_setup, taskscripts.node_run])
+def test_a_missing_value_is_named_at_once(machine: Machine, name: str, part: Any) -> None:
+    machine.has("areal-sky", "echo x > $HOME/started")
+    done = machine.bash(part(None), **{name: ""})
+    assert done.returncode == 78 and f"{name} is not set" in done.stderr
+    assert not (machine.home / "started").exists()
+
+
+@pytest.mark.parametrize("variable", ["AREAL_SKY_RAY_PORT", "AREAL_SKY_GATEWAY_PORT"])
+def test_a_head_says_which_port_is_taken(machine: Machine, variable: str) -> None:
+    machine.has("areal-sky", "echo x > $HOME/started")
+    with taken_port() as server:
+        port = server.getsockname()[1]
+        ports = {"AREAL_SKY_RAY_PORT": "9", "AREAL_SKY_GATEWAY_PORT": "9"} | {variable: str(port)}
+        done = machine.bash(taskscripts.head_run(), **ports)
+    assert done.returncode == 78 and f"port {port} is in use" in done.stderr
+    assert not (machine.home / "started").exists()
+
+
+def test_a_head_keeps_out_of_rays_own_ports(machine: Machine) -> None:
+    done = machine.bash(taskscripts.head_run(), AREAL_SKY_RAY_PORT="10002")
+    assert done.returncode == 78 and "worker range" in done.stderr
+
+
+def test_a_head_that_comes_back_finds_its_own_ray_on_the_port(machine: Machine) -> None:
+    machine.has("areal-sky", "echo ok > $HOME/started")
+    state = machine.home / ".areal_sky" / "head" / "c"
+    state.mkdir(parents=True)
+    (state / "ray.json").write_text("{}")
+    with taken_port() as server:
+        port = str(server.getsockname()[1])
+        done = machine.bash(taskscripts.head_run(), AREAL_SKY_RAY_PORT=port, SKYPILOT_NODE_IPS="10.1.2.3\n10.1.2.4")
+    assert done.returncode == 0 and machine.lines("started") == ["ok"]
+    assert "AREAL_SKY_HEAD_IP=10.1.2.3\n" in done.stdout
+
+
+def test_setup_installs_only_what_is_missing(machine: Machine) -> None:
+    machine.has("python3", 'printf "%s|" "$@" >> $HOME/pip')
+    assert machine.bash(taskscripts.node_setup("echo mine > mine")).returncode == 0
+    assert machine.lines("mine") == ["mine"]
+    wanted = f"-m|pip|install|--quiet|areal-sky==0.1.0|ray=={taskscripts.RAY_VERSION}|"
+    assert machine.lines("pip") == [wanted]
+    machine.has("areal-sky", "true")
+    assert machine.bash(taskscripts.head_setup()).returncode == 0
+    assert machine.lines("pip") == [wanted]
+
+
+def test_a_failing_user_setup_is_the_failure_of_the_setup(machine: Machine) -> None:
+    machine.has("python3", "touch $HOME/pip")
+    done = machine.bash(taskscripts.node_setup("false\nexit 7"))
+    assert done.returncode == 7 and "setup ended with code 7" in done.stderr
+    assert not (machine.home / "pip").exists()
+
+
+def test_the_pinned_ray_is_the_one_that_the_package_asks_for() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    major_minor = ".".join(taskscripts.RAY_VERSION.split(".")[:2])
+    assert f'"ray>={major_minor},' in text
+
+
+# ---------------------------------------------------------------- SkyPilot reads them
+
+
+@pytest.mark.sky
+def test_skypilot_reads_every_file_offline(tmp_path: Path) -> None:
+    """In a process of its own: SkyPilot reads its folders from the environment when it is imported."""
+    pytest.importorskip("sky")
+    files = [p for p in sorted(GOLDEN.glob("*/*.yaml")) if p.name != "spec.yaml"]
+    files += sorted((ROOT / "task_yamls").glob("*.yaml"))
+    (tmp_path / "home" / "code" / "sft").mkdir(parents=True)
+    (tmp_path / "home" / ".netrc").write_text("")
+    code = """
+import json, sys
+import sky
+for path in sys.argv[1:]:
+    task = sky.Task.from_yaml(path)
+    found = [{"labels": r.labels, "spot": r.use_spot, "infra": str(r.infra), "down": bool(r.autostop_config
+              and r.autostop_config.down), "accelerators": r.accelerators} for r in task.resources]
+    print("TASK", json.dumps({"path": path, "nodes": task.num_nodes, "envs": task.envs, "resources": found,
+          "secrets": sorted(r.name for r in task.managed_secret_refs)}))
+"""
+
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path / "home"),
+        "SKY_RUNTIME_DIR": str(tmp_path / "home"),
+        "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "http_proxy": "http://127.0.0.1:9",  # no way out
+        "https_proxy": "http://127.0.0.1:9",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, files)], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    read = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("TASK ")]
+    assert len(read) == len(files)
+    for seen in read:
+        raw = yaml.safe_load(Path(seen["path"]).read_text())
+        assert seen["nodes"] == raw.get("num_nodes", 1)
+        assert seen["envs"] == {k: str(v) for k, v in raw["envs"].items()}
+        assert seen["secrets"] == sorted(raw["secrets"])
+        for r in seen["resources"]:
+            assert {"areal-sky-cluster", "areal-sky-group"} <= r["labels"].keys() and r["down"]
+    by_case = {tuple(Path(s["path"]).parts[-2:]): s for s in read}
+    full = by_case["full", "rollout.yaml"]
+    assert sorted(next(iter(r["accelerators"])) for r in full["resources"]) == ["A100-80GB", "H100", "L40S"]
+    places = by_case["places", "main.yaml"]["resources"]
+    assert sorted(str(r["labels"].get("kind")) for r in places) == ["None", "old"]
+    assert sorted(r["spot"] for r in places) == [False, True]

@@ -1,0 +1,280 @@
+"""The node's agent: sampling on schedule, windows, shipping, the lease."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from areal_sky.core.model import NodeShape
+from areal_sky.core.nodeenv import NodeEnv
+from areal_sky.core.telemetry import GpuSample, Validity
+from areal_sky.errors import Unreachable
+from areal_sky.run import agent as agent_module
+from areal_sky.run.agent import Agent, open_node_reader
+
+START_S = 1000.0
+
+
+class Reader:
+    """One GPU whose load is what the test last said; notes when it was read."""
+
+    def __init__(self, gpus: int = 1):
+        self.gpus, self.load, self.times, self.error = gpus, 0.5, [], None
+
+    def read(self, now_s):
+        self.times.append(now_s)
+        if self.error:
+            raise self.error
+        return [GpuSample(i, now_s, "H100", self.load, 1.0, 80.0, 50.0, 100.0) for i in range(self.gpus)]
+
+    def close(self):
+        pass
+
+
+class Head:
+    """Takes heartbeats, or does not answer."""
+
+    def __init__(self):
+        self.up, self.bodies, self.lease_s = True, [], 600.0
+
+    def __call__(self, body):
+        if not self.up:
+            raise Unreachable("no answer from the head")
+        self.bodies.append(json.loads(json.dumps(body)))  # what is sent must be JSON
+        return {"lease_s": self.lease_s, "t_s": 0.0}
+
+    def windows(self):
+        return [w for b in self.bodies for w in b["windows"]]
+
+
+class Ticks:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> NodeEnv:
+    return NodeEnv("c", "rollout", "c-rollout-0", 1, "127.0.0.1", state_dir=str(tmp_path), shape=NodeShape(gpus=1))
+
+
+def drive(agent: Agent, seconds: float, start_s: float = START_S, tick_s: float = 0.01) -> list:
+    """Calls step at each tick, as a loop does."""
+    ready = []
+    for i in range(round(seconds / tick_s) + 1):
+        ready += agent.step(start_s + i * tick_s)
+    return ready
+
+
+def train(node_dir: Path, kind: str = "train") -> Path:
+    path = node_dir / "running" / "t1.0.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"task_id": "t1", "rank": 0, "gpus": [0], "pid": os.getpid(), "kind": kind}))
+    return path
+
+
+def test_normal_sampling_is_one_read_and_one_window_a_second(env):
+    reader = Reader()
+    ready = drive(Agent(env, reader, Head()), 5)
+    assert [t - START_S for t in reader.times] == pytest.approx([1, 2, 3, 4, 5], abs=0.011)
+    assert [(w.start_s, w.end_s) for w in ready] == [(START_S + i, START_S + i + 1) for i in range(5)]
+    assert all((w.utilization_mean, w.valid_frac, w.validity) == (0.5, 1.0, Validity.KNOWN) for w in ready)
+
+
+def test_a_training_task_is_sampled_ten_times_as_often(env, tmp_path):
+    train(tmp_path)
+    reader = Reader()
+    ready = drive(Agent(env, reader, Head()), 3)
+    assert len(reader.times) == 30
+    assert [(w.end_s - w.start_s, w.valid_frac) for w in ready] == [(pytest.approx(1.0), 1.0)] * 3
+
+
+def test_the_rate_follows_the_tasks_at_the_next_window(env, tmp_path):
+    reader = Reader()
+    agent = Agent(env, reader, Head())
+    drive(agent, 1)
+    assert (agent.interval_s, len(reader.times)) == (1.0, 1)
+    path = train(tmp_path)
+    drive(agent, 2, START_S + 1.01)
+    assert (agent.interval_s, len(reader.times)) == (0.1, 12)
+    path.unlink()
+    train(tmp_path, kind="rollout")
+    drive(agent, 2, START_S + 3.02)
+    assert agent.interval_s == 1.0
+
+
+def test_the_schedule_does_not_drift_when_steps_are_late(env, tmp_path):
+    train(tmp_path)
+    reader = Reader()
+    agent = Agent(env, reader, Head())
+    agent.step(START_S)
+    for i in range(1, 1001):  # each step comes 30 ms late
+        agent.step(START_S + i * 0.1 + 0.03)
+    assert len(reader.times) == 1000
+    assert reader.times[-1] - START_S == pytest.approx(100.03)
+
+
+def test_samples_slept_through_are_missing_not_made_up(env, tmp_path):
+    train(tmp_path)
+    reader = Reader()
+    agent = Agent(env, reader, Head())
+    drive(agent, 1)
+    (w,) = agent.step(START_S + 6.0)  # five seconds asleep: one sample of fifty
+    assert (w.end_s - w.start_s, w.valid_frac, w.validity) == (pytest.approx(5.0), 0.02, Validity.UNKNOWN)
+    assert w.utilization_mean is None
+    assert len(drive(agent, 2, START_S + 6.0)) == 2  # and on it goes
+
+
+def test_a_clock_set_back_starts_the_schedule_anew(env):
+    agent = Agent(env, Reader(), Head())
+    drive(agent, 2)
+    assert len(drive(agent, 2, START_S - 3600)) == 2
+
+
+def test_what_was_sent_is_not_sent_again_and_what_was_not_is(env):
+    head, ticks = Head(), Ticks()
+    agent = Agent(env, Reader(), head, monotonic=ticks)
+    drive(agent, 2)
+    assert agent.beat(START_S + 2)
+    head.up = False
+    drive(agent, 3, START_S + 2.01)
+    assert not agent.beat(START_S + 5)
+    assert not agent.beat(START_S + 6)
+    assert (agent.last_ok_s, agent.last_error) == (START_S + 2, "no answer from the head")
+    head.up = True
+    assert agent.beat(START_S + 7)
+    assert agent.beat(START_S + 8)
+    assert [w["end_s"] - START_S for w in head.windows()] == [1, 2, 3, 4, 5]
+    assert agent.last_error == ""
+
+
+def test_a_long_outage_keeps_the_latest_windows_and_catches_up_in_parts(env, monkeypatch):
+    monkeypatch.setattr(agent_module, "BUFFER_S", 50)
+    monkeypatch.setattr(agent_module, "WINDOWS_PER_POST", 20)
+    head = Head()
+    head.up = False
+    agent = Agent(env, Reader(), head)
+    drive(agent, 200, tick_s=0.5)
+    agent.beat(START_S + 200)
+    head.up = True
+    for _ in range(4):
+        agent.beat(START_S + 200)
+    assert [len(b["windows"]) for b in head.bodies] == [20, 20, 10, 0]
+    assert [w["end_s"] - START_S for w in head.windows()] == list(range(151, 201))
+
+
+def test_a_heartbeat_says_who_where_and_what_runs(env, tmp_path):
+    train(tmp_path)
+    agent = Agent(env, Reader(), Head(), raylet_alive=lambda: False)
+    drive(agent, 1)
+    body = agent.heartbeat_body(START_S + 1)
+    windows = body.pop("windows")
+    assert body == {
+        "cluster": "c", "group": "rollout", "replica": "c-rollout-0", "index": 1, "t_s": START_S + 1,
+        "pid": os.getpid(), "raylet_alive": False, "gpus": 1, "interval_s": 0.1, "telemetry_error": "",
+        "running": [{"task_id": "t1", "rank": 0, "kind": "train", "gpus": [0]}], "leaving": False,
+    }  # fmt: skip
+    assert windows[0]["validity"] == "known"
+
+
+def test_a_node_without_a_reader_still_beats_and_says_why(env):
+    agent = Agent(env, None, Head(), no_reader_reason="NVML does not start: Driver Not Loaded")
+    assert drive(agent, 3) == []
+    body = agent.heartbeat_body(START_S)
+    assert (body["gpus"], body["windows"]) == (1, [])
+    assert body["telemetry_error"] == "NVML does not start: Driver Not Loaded"
+
+
+def test_a_reader_that_breaks_is_noted_and_forgotten_when_it_works_again(env):
+    reader = Reader()
+    agent = Agent(env, reader, Head())
+    reader.error = OSError("driver gone")
+    drive(agent, 2)
+    assert agent.heartbeat_body(0)["telemetry_error"] == "cannot read the GPUs: driver gone"
+    reader.error = None
+    drive(agent, 1, START_S + 2.01)
+    assert agent.heartbeat_body(0)["telemetry_error"] == ""
+
+
+def test_gpus_are_counted_where_the_shape_is_not_known(tmp_path):
+    env = NodeEnv("c", "g", "c-g-0", 0, "h", state_dir=str(tmp_path))
+    agent = Agent(env, Reader(gpus=8), Head())
+    drive(agent, 1)
+    assert agent.heartbeat_body(0)["gpus"] == 8
+
+
+def test_the_lease_is_renewed_by_answers_alone_and_not_by_the_wall_clock(env):
+    head, ticks = Head(), Ticks()
+    agent = Agent(env, Reader(), head, monotonic=ticks)
+    assert agent.lease_left_s() == 600
+    ticks.now = 100
+    head.up = False
+    agent.beat(START_S)
+    assert agent.lease_left_s() == 500
+    head.up, head.lease_s = True, 30.0
+    agent.beat(START_S + 1e9)  # the wall clock jumps: the lease does not care
+    assert agent.lease_left_s() == 30
+    ticks.now = 131
+    assert agent.lease_left_s() == -1
+
+
+def test_the_loop_samples_posts_and_says_goodbye(tmp_path):
+    env = NodeEnv(
+        "c", "g", "c-g-0", 0, "h", state_dir=str(tmp_path), shape=NodeShape(gpus=1), simulated_gpus=True
+    )  # fmt: skip
+    spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        (tmp_path / "running").mkdir()
+        about = {"task_id": "t1", "rank": 0, "gpus": [0], "pid": spin.pid, "kind": "train"}
+        (tmp_path / "running" / "t1.0.json").write_text(json.dumps(about))
+        head, stop = Head(), threading.Event()
+        reader, reason = open_node_reader(env)
+        assert reason == ""
+        agent = Agent(env, reader, head)
+        thread = threading.Thread(target=agent.run, args=(stop,))
+        thread.start()
+        time.sleep(3.5)
+        stop.set()
+        thread.join(timeout=5)
+        assert not thread.is_alive()
+    finally:
+        spin.kill()
+        spin.wait()
+    assert 4 <= len(head.bodies) <= 6
+    assert [b["leaving"] for b in head.bodies] == [False] * (len(head.bodies) - 1) + [True]
+    windows = head.windows()
+    assert len(windows) >= 2
+    assert all(w["validity"] == "known" and w["valid_frac"] > 0.5 for w in windows)
+    assert windows[-1]["utilization_mean"] > 0.5
+
+
+def test_a_slow_head_delays_no_sample(env, tmp_path):
+    train(tmp_path)
+    reader, stop = Reader(), threading.Event()
+
+    def slow(body):
+        time.sleep(1.0)
+        return {}
+
+    thread = threading.Thread(target=Agent(env, reader, slow).run, args=(stop,))
+    thread.start()
+    time.sleep(2.0)
+    stop.set()
+    thread.join(timeout=5)
+    assert len(reader.times) >= 14
+
+
+def test_a_node_without_gpus_of_nvidia_has_no_reader(env, monkeypatch):
+    from areal_sky.adapters import nvml
+
+    monkeypatch.setattr(nvml, "open_reader", lambda: (None, "NVML sees no GPU on this machine"))
+    assert open_node_reader(env) == (None, "NVML sees no GPU on this machine")

@@ -1,0 +1,197 @@
+"""The head's telemetry hub: what is known of each GPU, and how far."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+
+import pytest
+
+from areal_sky.core.model import NodeShape
+from areal_sky.core.nodeenv import GroupShape
+from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.errors import InvalidInput
+from areal_sky.run import hub as hub_module
+from areal_sky.run.hub import TelemetryHub
+
+K, U, S, L = Validity.KNOWN, Validity.UNKNOWN, Validity.STALE, Validity.LOST
+T = 1000.0
+
+
+def window(end_s: float, use: float | None = 0.5, device: int = 0, validity: Validity = K, error: str = "") -> dict:
+    w = GpuWindow(
+        device, "H100", end_s - 1, end_s, use, use, use, 10.0, 80.0, 60.0, 300.0, 0.0 if use is None else 1.0,
+        validity, error,
+    )  # fmt: skip
+    return json.loads(json.dumps(asdict(w)))
+
+
+def heartbeat(t_s: float = T, windows=(), replica: str = "c-rollout-0", index: int = 0, gpus: int = 1, **more) -> dict:
+    return {
+        "cluster": "c", "group": "rollout", "replica": replica, "index": index, "t_s": t_s, "pid": 1,
+        "raylet_alive": True, "gpus": gpus, "interval_s": 1.0, "windows": list(windows),
+    } | more  # fmt: skip
+
+
+def gpus_of(hub: TelemetryHub, now_s: float, seconds: float = 10) -> list[dict]:
+    return [gpu for node in hub.gpus(seconds, now_s)["nodes"] for gpu in node["gpus"]]
+
+
+def test_load_per_replica_over_all_its_nodes():
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(windows=[window(T, 0.2), window(T, 0.4, device=1)], gpus=2), T)
+    hub.ingest(heartbeat(windows=[window(T, 0.9)], index=1), T)
+    hub.ingest(heartbeat(windows=[window(T, 0.1)], replica="c-rollout-1"), T)
+    loads = hub.replica_loads(T + 1)
+    assert loads["c-rollout-0"] == (pytest.approx(0.5), K, 1.0)
+    assert loads["c-rollout-1"] == (pytest.approx(0.1), K, 1.0)
+    json.dumps(hub.gpus(10, T))
+
+
+@pytest.mark.parametrize(
+    ("windows", "gpus", "validity"),
+    [
+        ([window(T)], 2, U),  # the node has two GPUs and tells of one
+        ([], 1, U),
+        ([window(T, None, validity=U)], 1, U),
+        ([window(T), window(T, None, device=1, validity=L)], 2, L),
+        ([window(T - 60)], 1, S),
+        ([], 0, U),  # no GPU: nothing to know
+    ],
+)
+def test_what_is_not_known_of_every_gpu_is_not_known(windows, gpus, validity):
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(windows=windows, gpus=gpus), T)
+    mean, found, _ = hub.replica_loads(T)["c-rollout-0"]
+    assert (mean, found) == (None, validity)
+
+
+def test_a_node_never_heard_of_makes_its_replica_unknown():
+    hub = TelemetryHub([GroupShape("rollout", NodeShape(gpus=1), nodes_per_replica=2, min_replicas=0, max_replicas=4)])
+    hub.ingest(heartbeat(windows=[window(T)]), T)
+    assert hub.replica_loads(T)["c-rollout-0"].validity is U
+    hub.ingest(heartbeat(windows=[window(T)], index=1), T)
+    assert hub.replica_loads(T)["c-rollout-0"].validity is K
+
+
+def test_silence_makes_stale_then_forgets():
+    hub = TelemetryHub(lease_s=600)
+    hub.ingest(heartbeat(windows=[window(T, 0.7)]), T)
+    assert hub.replica_loads(T + 9)["c-rollout-0"].utilization_mean == 0.7
+    assert hub.replica_loads(T + 11)["c-rollout-0"] == (None, S, 11.0)
+    (gpu,) = gpus_of(hub, T + 30)
+    assert (gpu["validity"], gpu["utilization"], gpu["age_s"]) == ("stale", None, 30.0)
+    assert gpu["memory_used_gib"] == 10.0  # the last that was known, with its age
+    assert hub.alive_nodes(T + 10) == {("c-rollout-0", 0)}
+    assert hub.alive_nodes(T + 20) == frozenset()
+    assert hub.replica_loads(T + 601) == {} and hub.gpus(10, T + 601)["nodes"] == []
+
+
+def test_a_node_that_leaves_is_forgotten_at_once():
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(windows=[window(T)]), T)
+    hub.ingest(heartbeat(leaving=True), T + 1)
+    assert hub.replica_loads(T + 1) == {} and hub.alive_nodes(T + 1) == frozenset()
+    hub.ingest(heartbeat(), T + 2)
+    hub.forget("c-rollout-0")
+    assert hub.gpus(10, T + 2)["nodes"] == []
+
+
+def test_a_wrong_clock_on_a_node_changes_nothing():
+    hub, wrong = TelemetryHub(), T - 5000
+    hub.ingest(heartbeat(t_s=wrong + 0.5, windows=[window(wrong, 0.6)]), T)
+    assert hub.replica_loads(T) == {"c-rollout-0": (0.6, K, 0.5)}
+
+
+def test_a_window_sent_twice_counts_once():
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(windows=[window(T - 1, 0.2), window(T, 0.4)]), T)
+    hub.ingest(heartbeat(t_s=T + 1, windows=[window(T - 1, 0.2), window(T, 0.4), window(T + 1, 0.6)]), T + 1.2)
+    (gpu,) = gpus_of(hub, T + 1.2, seconds=4)
+    assert gpu["history"] == [None, 0.2, 0.4, 0.6]
+    assert hub.replica_loads(T + 1.2)["c-rollout-0"].utilization_mean == pytest.approx(0.4)
+
+
+def test_history_has_one_value_a_second_and_gaps_where_nothing_is_known():
+    hub = TelemetryHub()
+    for i in range(20):
+        jitter = 0.004 if i % 2 else 0.0
+        if i not in (12, 13):
+            hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, i / 20)]), T + i + jitter)
+    (gpu,) = gpus_of(hub, T + 19 + 0.01, seconds=10)
+    assert gpu["history"] == [i / 20 if i not in (12, 13) else None for i in range(10, 20)]
+
+
+def test_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(hub_module, "KEEP_WINDOWS", 5)
+    hub = TelemetryHub()
+    for i in range(50):
+        hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, i / 100)]), T + i)
+    (gpu,) = gpus_of(hub, T + 49, seconds=50)
+    assert [v for v in gpu["history"] if v is not None] == [0.45, 0.46, 0.47, 0.48, 0.49]
+
+
+def test_tasks_are_shown_on_their_gpus():
+    hub = TelemetryHub()
+    running = [
+        {"task_id": "b", "rank": 0, "kind": "train", "gpus": [0, 1]},
+        {"task_id": "a", "rank": 0, "kind": "eval", "gpus": [1]},
+    ]
+    hub.ingest(heartbeat(gpus=3, running=running, windows=[window(T, device=i) for i in range(3)]), T)
+    assert [g["tasks"] for g in gpus_of(hub, T)] == [["b"], ["a", "b"], []]
+
+
+def test_a_gpu_that_should_be_there_is_listed_with_the_reason():
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(gpus=2, windows=[window(T, device=1)]), T)
+    first, second = gpus_of(hub, T)
+    assert (first["device"], first["validity"], first["error"]) == (0, "unknown", "its node has not reported this GPU")
+    assert (second["device"], second["validity"]) == (1, "known")
+    hub.ingest(heartbeat(replica="x", telemetry_error="NVML does not start: Driver Not Loaded"), T)
+    assert gpus_of(hub, T)[-1]["error"] == "NVML does not start: Driver Not Loaded"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replica": ""}, {"replica": 7}, {"index": "x"}, {"t_s": None}, {"t_s": float("nan")}, {"windows": 5},
+        {"windows": [{}]}, {"windows": [window(T) | {"validity": "splendid"}]}, {"windows": [window(T, device=-1)]},
+        {"windows": [window(T) | {"end_s": float("inf")}]}, {"windows": [window(T) | {"device": 10**6}]},
+        {"windows": ["x"]}, {"running": [{"task_id": "t"}]}, {"gpus": None},
+    ],
+)  # fmt: skip
+def test_a_damaged_heartbeat_is_refused_whole(change):
+    hub = TelemetryHub()
+    with pytest.raises(InvalidInput, match="heartbeat is damaged"):
+        hub.ingest(heartbeat(windows=[window(T)]) | change, T)
+    assert hub.gpus(10, T)["nodes"] == []
+    with pytest.raises(InvalidInput):
+        hub.ingest({}, T)
+
+
+def test_a_window_that_claims_to_know_without_a_number_is_unknown():
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(windows=[window(T) | {"utilization_mean": None}]), T)
+    assert hub.replica_loads(T)["c-rollout-0"] == (None, U, 0.0)
+
+
+def test_many_threads_at_once():
+    hub, errors = TelemetryHub(), []
+
+    def beat(node: int) -> None:
+        try:
+            for i in range(200):
+                hub.ingest(heartbeat(t_s=T + i, replica=f"r{node}", windows=[window(T + i)]), T + i)
+                hub.replica_loads(T + i)
+                hub.gpus(5, T + i)
+        except Exception as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=beat, args=(n,)) for n in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == []
+    assert len(hub.alive_nodes(T + 199)) == 6

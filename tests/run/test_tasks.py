@@ -1,0 +1,525 @@
+"""The task service on a Ray without machines, and its death at every single step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal_sky.adapters.fake_ray import Crash, FakeRayCluster
+from areal_sky.adapters.fakes import FakeClock
+from areal_sky.core.model import Bundle, NodeShape, TaskSpec
+from areal_sky.core.nodeenv import GroupShape, HeadEnv
+from areal_sky.core.taskevents import Starting, TaskEvent
+from areal_sky.core.telemetry import Validity
+from areal_sky.errors import InvalidInput, NotFound, Refused, StateError, Unreachable
+from areal_sky.run.journal import Journal
+from areal_sky.run.tasks import HOLD_AFTER_S, RESERVE_S, TaskService
+
+GPU4 = NodeShape(gpus=4, cpus=16, memory_gib=64, accelerator="H100")
+
+
+class World:
+    """A cluster, a clock, a journal on disk, and a service that can die and come back."""
+
+    def __init__(self, folder: Path, nodes: int = 2, journal: Callable[[Path], Journal] = Journal, **ray: Any):
+        self.clock = FakeClock()
+        self.ray = FakeRayCluster(**ray)
+        self.nodes = [self.ray.add_node("w", f"c-w-{i}", GPU4) for i in range(nodes)]
+        self.env = HeadEnv(
+            "c", "c-head-0", str(folder), groups=(GroupShape("w", GPU4, 1, 1, 4),),
+            weights=(("moe", 1.5), ("base", 1.0)), models=(("m", "moe"), ("b", "base")),
+        )  # fmt: skip
+        self.make_journal = journal
+        self.service: TaskService = None  # type: ignore[assignment]
+        self.journal: Journal = None  # type: ignore[assignment]
+        self.start()
+
+    def start(self) -> None:
+        """A new process."""
+        if self.journal is not None:
+            self.journal.close()
+        self.journal = self.make_journal(Path(self.env.state_dir) / "journal.db")
+        self.service = TaskService(self.ray.connection(), self.journal, self.clock, self.env, task_token="secret")
+
+    def tick(self, times: int = 1, seconds: float = 0.1) -> None:
+        for _ in range(times):
+            self.service.tick(self.clock.advance(seconds))
+
+    def submit(self, gpus: float = 1, bundles: int = 1, **more: Any) -> str:
+        spec = TaskSpec(**{"kind": "train", "command": "x", **more}, bundles=bundles, bundle=Bundle(gpus, 1))
+        return self.service.submit(spec)["task_id"]
+
+    def state(self, task_id: str) -> str:
+        return self.service.get(task_id)["state"]
+
+    def finish(self, task_id: str, code: int = 0) -> None:
+        task = self.service.get(task_id)
+        for rank in range(task["bundles"]):
+            self.ray.finish(f"{task_id}.{task['attempt']}", rank, code)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    w = World(tmp_path)
+    w.tick()
+    return w
+
+
+def story(world: World, task_id: str) -> str:
+    return "\n".join(line["text"] for line in world.service.story(task_id))
+
+
+def test_a_task_runs_and_ends(world: World) -> None:
+    answer = world.service.submit(TaskSpec("train", command="x", bundle=Bundle(2, 1)))
+    assert answer == {"task_id": "t1", "status": "SCHEDULED", "reason": ""}
+    world.tick()
+    assert world.state("t1") == "RUNNING"
+    world.finish("t1")
+    world.tick()
+    assert world.state("t1") == "SUCCEEDED"
+    world.tick()
+    assert world.ray.gangs_left() == []
+    assert "running" in story(world, "t1")
+
+
+def test_schedule_says_queued_with_the_reason(world: World) -> None:
+    world.submit(gpus=4, bundles=2)
+    answer = world.service.submit(TaskSpec("eval", command="x", bundle=Bundle(1, 1)))
+    assert answer["status"] == "QUEUED"
+    assert "0 of 1 fit now" in answer["reason"]
+    world.tick()
+    assert "number 1 of 1 in the queue: score 5.00 = priority 5 x weight 1" in story(world, "t2")
+
+
+def test_weights_and_priorities_order_the_queue(world: World) -> None:
+    world.submit(gpus=4, bundles=2)
+    base, moe = world.submit(model="b"), world.submit(model="m")
+    urgent = world.submit(model="b", priority=9)
+    assert [t["task_id"] for t in world.service.list("queued")] == [urgent, moe, base]
+    assert world.service.list("active")[0]["task_id"] == "t1"
+
+
+def test_a_gang_is_all_or_nothing(world: World) -> None:
+    world.submit(gpus=4)
+    gang = world.submit(gpus=4, bundles=2)
+    world.tick(3)
+    assert world.state(gang) == "QUEUED"
+    assert {g for g, _ in world.ray.running()} == {"t1.1"}
+    world.finish("t1")
+    world.tick(3)
+    assert world.state(gang) == "RUNNING"
+    assert len(world.ray.running()) == 2
+
+
+def test_a_gang_that_can_never_fit_is_refused(world: World) -> None:
+    with pytest.raises(Refused, match="group w takes at most 4 of them"):
+        world.submit(gpus=4, bundles=5)
+    with pytest.raises(InvalidInput, match="no group 'x'"):
+        world.submit(group="x")
+    assert world.service.list() == []
+
+
+def test_a_submit_key_submits_once(world: World) -> None:
+    assert world.submit(submit_key="k") == world.submit(submit_key="k") == "t1"
+
+
+def test_a_failed_rank_ends_the_gang(world: World) -> None:
+    gang = world.submit(gpus=4, bundles=2)
+    world.tick(2)
+    world.ray.finish("t1.1", 1, 3)
+    world.tick(3)
+    task = world.service.get(gang)
+    assert task["state"] == "FAILED"
+    assert task["reason"] == "rank 1 ended with exit code 3"
+    assert task["exit_codes"] == {"0": -15, "1": 3}
+
+
+def test_own_failures_are_retried_as_often_as_asked(world: World) -> None:
+    task = world.submit(max_retries=1)
+    world.tick()
+    world.finish(task, 1)
+    world.tick(3)
+    assert world.service.get(task)["attempt"] == 2
+    world.finish(task, 1)
+    world.tick(3)
+    assert world.state(task) == "FAILED"
+
+
+def test_the_loss_of_a_node_costs_no_retry_and_no_place(world: World) -> None:
+    gang = world.submit(gpus=4, bundles=2)
+    world.tick(2)
+    later = world.submit(gpus=4, bundles=2)
+    world.ray.kill_node(world.nodes[1])
+    world.tick(3)
+    task = world.service.get(gang)
+    assert (task["state"], task["retries"]) == ("QUEUED", 0)
+    assert world.ray.running() == []  # the surviving rank was ended
+    assert [t["task_id"] for t in world.service.list("queued")] == [gang, later]
+    world.ray.add_node("w", "c-w-1", GPU4, node_id="new")
+    world.tick(3)
+    assert world.state(gang) == "RUNNING"
+    assert "node c-w-1/0 died under rank 1" in story(world, gang)
+
+
+def test_an_echo_of_a_dying_node_is_not_a_failure(world: World) -> None:
+    """Ray notices a dead node seconds after its processes were killed."""
+    gang = world.submit(gpus=4, bundles=2)
+    world.tick(2)
+    world.ray.finish("t1.1", 0, -9)
+    world.tick(3)
+    assert world.state(gang) == "RUNNING"
+    world.ray.kill_node(world.nodes[0])
+    world.tick(2)
+    assert (world.state(gang), world.service.get(gang)["retries"]) == ("QUEUED", 0)
+
+
+def test_a_rank_killed_on_a_healthy_node_is_a_failure(world: World) -> None:
+    for task, end in ((world.submit(), "kill"), (world.submit(), "lose")):
+        world.tick(2)
+        if end == "kill":
+            world.finish(task, -9)
+        else:
+            world.ray.lose(f"{task}.1", 0)
+    world.tick(3)
+    world.tick(2, seconds=8)
+    assert (world.state("t1"), world.state("t2")) == ("FAILED", "FAILED")
+    assert "killed by signal 9" in world.service.get("t1")["reason"]
+    assert "its runner died" in world.service.get("t2")["reason"]
+
+
+def test_cancel_at_every_stage(tmp_path: Path) -> None:
+    world = World(tmp_path, slow_reserve=True, slow_exit=True)
+    placed, queued = world.submit(), world.submit()
+    assert world.service.cancel(queued)["state"] == "CANCELLED"
+    world.tick()
+    assert world.state(placed) == "PLACED"
+    assert world.service.cancel(placed)["state"] == "CANCELLED"
+    running = world.submit()
+    world.tick()
+    world.ray.reserve_all()
+    world.tick()
+    assert world.state(running) == "RUNNING"
+    assert world.service.cancel(running)["state"] == "RUNNING"
+    world.tick(2)
+    world.finish(running, -15)
+    world.tick(2)
+    assert world.state(running) == "CANCELLED"
+    assert world.service.cancel(running)["state"] == "CANCELLED"
+    world.tick()
+    assert world.ray.gangs_left() == []
+    with pytest.raises(NotFound):
+        world.service.cancel("t99")
+
+
+def test_a_rank_that_never_answers_the_kill_is_given_up(tmp_path: Path) -> None:
+    world = World(tmp_path, slow_exit=True)
+    task = world.submit()
+    world.tick(2)
+    world.service.cancel(task)
+    world.tick(2)
+    assert world.state(task) == "RUNNING"
+    world.tick(1, seconds=60)
+    assert world.state(task) == "CANCELLED"
+
+
+def test_ray_that_does_not_reserve_gives_the_place_back(tmp_path: Path) -> None:
+    world = World(tmp_path, slow_reserve=True)
+    task = world.submit()
+    world.tick(2)
+    assert world.state(task) == "PLACED"
+    world.tick(1, seconds=RESERVE_S + 1)
+    assert world.service.get(task)["attempt"] == 2  # requeued and placed anew in one tick
+
+
+def test_a_draining_replica_takes_no_work_and_is_emptied_at_its_deadline(world: World) -> None:
+    task = world.submit(gpus=4)
+    world.tick(2)
+    where = world.service.get(task)["places"][0]["replica"]
+    deadline_s = world.clock.now() + 60
+    assert world.service.drain_replica(where, "idle", deadline_s) == 1
+    events = len(world.journal.read())
+    assert world.service.drain_replica(where, "idle", deadline_s) == 1
+    assert len(world.journal.read()) == events  # repeating it is harmless
+    other = world.submit(gpus=4)
+    world.tick(2)
+    assert world.service.get(other)["places"][0]["replica"] != where
+    assert world.state(task) == "RUNNING"
+    assert next(x for x in world.service.view().loads if x.replica == where).draining
+    world.start()  # the mark outlives the process
+    world.tick(2, seconds=40)
+    world.tick(2)
+    assert world.state(task) == "QUEUED"
+    assert f"replica {where} is leaving: idle" in story(world, task)
+
+
+def test_evict_moves_work_now(world: World) -> None:
+    task = world.submit(gpus=4)
+    world.tick(2)
+    where = world.service.get(task)["places"][0]["replica"]
+    world.service.evict_replica(where, "reclaimed")
+    world.tick(4)
+    moved = world.service.get(task)
+    assert (moved["state"], moved["attempt"], moved["retries"]) == ("RUNNING", 2, 0)
+    assert moved["places"][0]["replica"] != where
+
+
+def test_a_successor_of_a_drained_replica_starts_fresh(world: World) -> None:
+    world.service.drain_replica("c-w-0", "idle", world.clock.now() + 60)
+    world.ray.kill_node(world.nodes[0])
+    world.tick()
+    world.ray.add_node("w", "c-w-0", GPU4, node_id="again")
+    world.tick()
+    assert not any(n.draining for n in world.service.view().nodes)
+
+
+def test_a_long_waiting_gang_is_not_starved_by_small_tasks(world: World) -> None:
+    small = [world.submit() for _ in range(2)]
+    world.tick(2)
+    gang = world.submit(gpus=4, bundles=2)
+    world.tick(1, seconds=HOLD_AFTER_S)
+    late = world.submit(priority=1)
+    world.tick(2)
+    assert world.state(late) == "QUEUED"
+    assert "held back" in world.service.get(late)["reason"]
+    for task in small:
+        world.finish(task)
+    world.tick(3)
+    assert world.state(gang) == "RUNNING"
+    world.finish(gang)
+    world.tick(3)
+    assert world.state(late) == "RUNNING"
+
+
+def test_before_that_small_tasks_may_pass(world: World) -> None:
+    world.submit()
+    world.tick(2)
+    gang = world.submit(gpus=4, bundles=2)
+    passing = world.submit(priority=1)
+    world.tick(2)
+    assert (world.state(gang), world.state(passing)) == ("QUEUED", "RUNNING")
+
+
+def test_nothing_is_held_back_for_a_gang_that_waits_for_new_nodes(world: World) -> None:
+    gang = world.submit(gpus=4, bundles=4)
+    world.tick(1, seconds=HOLD_AFTER_S)
+    small = world.submit(priority=1)
+    world.tick(2)
+    assert (world.state(gang), world.state(small)) == ("QUEUED", "RUNNING")
+
+
+def test_the_view_tells_the_controller_what_waits_and_what_idles(world: World) -> None:
+    class Hub:
+        def replica_loads(self, now_s: float) -> dict[str, tuple[float | None, Validity, float | None]]:
+            return {"c-w-0": (0.9, Validity.KNOWN, 0.5)}
+
+    world.service._hub = Hub()
+    running = world.submit(gpus=4)
+    world.tick(2)
+    waiting = world.submit(gpus=4, bundles=3, group="w")
+    world.tick()
+    view = world.service.view()
+    assert (view.running_tasks, view.waiting_tasks) == (1, 1)
+    assert [(d.task_id, d.group, d.bundles) for d in view.demand] == [(waiting, "w", 3)]
+    busy, idle = view.load("c-w-0"), view.load("c-w-1")
+    assert busy is not None and idle is not None
+    assert (busy.running_tasks, busy.idle_since_s, busy.utilization_mean) == (1, None, 0.9)
+    assert (idle.running_tasks, idle.validity) == (0, Validity.UNKNOWN)
+    assert idle.idle_since_s is not None
+    assert [n.free_gpus for n in view.nodes] == [0, 4]
+    world.finish(running)
+    world.tick(2)
+    freed = world.service.view().load("c-w-0")
+    assert freed is not None
+    assert freed.idle_since_s == world.clock.now() - 0.1 or freed.idle_since_s == world.clock.now()
+
+
+def test_foreign_work_is_not_idle(world: World) -> None:
+    node = world.ray.live[world.nodes[0]]
+    connection = world.service._ray
+    original = connection.nodes
+
+    def with_foreign() -> tuple[Any, ...]:
+        return tuple(
+            dataclasses.replace(n, available_gpus=2.0) if n.node_id == node.node_id else n for n in original()
+        )
+
+    connection.nodes = with_foreign  # type: ignore[method-assign]
+    world.tick()
+    load = world.service.view().load("c-w-0")
+    assert load is not None and load.idle_since_s is None
+    assert world.service.view().nodes[0].free_gpus == 2.0
+
+
+def test_metrics_are_checked_kept_and_survive(world: World) -> None:
+    task = world.submit()
+    world.service.track_metrics(task, {"reward": 0.5, "step": 3})
+    world.service.track_metrics(task, {"reward": 0.7})
+    with pytest.raises(InvalidInput, match="not a finite number"):
+        world.service.track_metrics(task, {"x": float("nan")})
+    world.tick()
+    world.start()
+    assert world.service.get(task)["metrics"] == {"reward": 0.7, "step": 3.0}
+
+
+def test_logs_are_idempotent_by_offset(world: World) -> None:
+    task = world.submit()
+    world.tick(2)
+    push = world.service.push_log
+    assert push(task, 1, 0, "out", 0, b"hello ") == 6
+    assert push(task, 1, 0, "out", 0, b"hello wor") == 9
+    assert push(task, 1, 0, "out", 100, b"gap") == 9  # the runner is told to go back
+    assert push(task, 1, 0, "out", 9, "ld ü".encode()) == 14
+    page = world.service.logs(task)
+    assert (page["text"], page["next_offset"], page["ended"]) == ("hello world ü", 14, False)
+    with pytest.raises(InvalidInput):
+        push(task, 1, 0, "../x", 0, b"")
+    with pytest.raises(NotFound):
+        push("../t1", 1, 0, "out", 0, b"")
+    with pytest.raises(InvalidInput, match="ranks 0 to 0"):
+        world.service.logs(task, rank=7)
+
+
+def test_ray_away_for_a_while_harms_nothing(world: World) -> None:
+    task = world.submit()
+    world.tick(2)
+    world.ray.unreachable = "Ray is away"
+    with pytest.raises(Unreachable):
+        world.tick()
+    queued = world.submit(gpus=4, bundles=2)
+    world.finish(task)
+    world.ray.unreachable = ""
+    world.tick(4)
+    assert (world.state(task), world.state(queued)) == ("SUCCEEDED", "RUNNING")
+
+
+def test_a_full_disk_stops_the_service_but_loses_no_exit(world: World) -> None:
+    task = world.submit()
+    world.tick(2)
+    world.finish(task)
+    append, world.journal.append = world.journal.append, _full  # type: ignore[method-assign]
+    with pytest.raises(StateError, match="disk is full"):
+        world.tick()
+    with pytest.raises(StateError):
+        world.submit()
+    world.journal.append = append  # type: ignore[method-assign]
+    world.tick(2)
+    assert world.state(task) == "SUCCEEDED"
+
+
+def _full(events: Sequence[TaskEvent]) -> None:
+    raise StateError("disk is full")
+
+
+# ---------------------------------------------------------------- death at every step
+
+
+class MortalJournal(Journal):
+    """Dies before or after the n-th append, in turn."""
+
+    crash_in: int | None = None
+
+    def append(self, events: Sequence[TaskEvent]) -> None:
+        self._step()
+        super().append(events)
+        self._step()
+
+    def _step(self) -> None:
+        cls = type(self)
+        if cls.crash_in is not None:
+            cls.crash_in -= 1
+            if cls.crash_in <= 0:
+                cls.crash_in = None
+                raise Crash
+
+
+def _scenario(world: World, crash: Callable[[int], None], point: int) -> bool:
+    """Gangs, a retry, an evict and a cancel under one crash; True when the crash point was reached."""
+    crashed = False
+    submitted: dict[str, str] = {}
+    steps: list[Callable[[], object]] = [
+        lambda: submitted.setdefault("gang", world.submit(gpus=3, bundles=2, submit_key="gang")),
+        lambda: submitted.setdefault("retry", world.submit(gpus=1, max_retries=1, submit_key="retry")),
+        lambda: submitted.setdefault("wait", world.submit(gpus=4, bundles=2, submit_key="wait")),
+        lambda: submitted.setdefault("cancel", world.submit(gpus=1, submit_key="cancel")),
+        lambda: world.tick(2),
+        lambda: world.ray.finish("t2.1", 0, 1) if ("t2.1", 0) in world.ray.running() else None,
+        lambda: world.tick(2),
+        lambda: world.service.cancel("t4"),
+        lambda: world.tick(2),
+        lambda: world.service.evict_replica("c-w-1", "reclaimed"),
+        lambda: world.tick(3),
+        lambda: world.ray.add_node("w", "c-w-2", GPU4, node_id="extra") if "extra" not in world.ray.live else None,
+        lambda: world.tick(2),
+    ]
+    crash(point)
+    for step in steps:
+        try:
+            step()
+        except Crash:
+            crashed = True
+            world.start()
+            step()  # the caller had no answer: it asks again
+        _no_task_runs_twice(world)
+    for _ in range(30):
+        for gang, rank in world.ray.running():
+            world.ray.finish(gang, rank, 0)
+        try:
+            world.tick(2, seconds=5)
+        except Crash:
+            crashed = True
+            world.start()
+        _no_task_runs_twice(world)
+    return crashed
+
+
+def _no_task_runs_twice(world: World) -> None:
+    attempts = {g.split(".")[0]: {a for a, _ in world.ray.running() if a.startswith(g.split(".")[0] + ".")}
+                for g, _ in world.ray.running()}  # fmt: skip
+    assert all(len(a) == 1 for a in attempts.values()), attempts
+    assert not world.ray.over_committed()
+    again = [rank for rank, n in world.ray.started.items() if n > 1]
+    assert not again, f"started twice: {again}"
+
+
+@pytest.mark.parametrize("where", ["journal", "ray"])
+def test_no_crash_loses_a_task_or_runs_one_twice(tmp_path: Path, where: str) -> None:
+    point = 0
+    while True:
+        point += 1
+        world = World(tmp_path / str(point), journal=MortalJournal)
+
+        def crash(n: int, world: World = world) -> None:
+            if where == "journal":
+                MortalJournal.crash_in = n
+            else:
+                world.ray.crash_after = n
+
+        reached = _scenario(world, crash, point)
+        MortalJournal.crash_in = world.ray.crash_after = None
+        states = Counter(t["state"] for t in world.service.list())
+        world.tick(2)
+        assert states in ({"SUCCEEDED": 3, "CANCELLED": 1},), (point, states)
+        assert world.ray.gangs_left() == [], f"crash point {point} leaked a placement group"
+        world.journal.close()
+        if not reached:
+            break
+    assert point > 20  # the scenario has that many steps at least
+
+
+def test_a_gang_started_but_not_recorded_is_taken_over(tmp_path: Path) -> None:
+    world = World(tmp_path, journal=MortalJournal)
+    task = world.submit(gpus=4, bundles=2)
+    MortalJournal.crash_in = 5  # before and after Placed, before and after Starting, before Started
+    with pytest.raises(Crash):
+        world.tick(2)
+    assert isinstance(world.journal.read()[-1].fact, Starting)
+    assert len(world.ray.running()) == 2
+    world.start()
+    world.tick(2)
+    assert world.state(task) == "RUNNING"
+    assert set(world.ray.started.values()) == {1}
