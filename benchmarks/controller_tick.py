@@ -14,11 +14,11 @@ from pathlib import Path
 from areal_sky.adapters.fakes import FakeClock, FakeCloud, FakeHead
 from areal_sky.adapters.processes import rss_mib
 from areal_sky.adapters.store import EventStore
-from areal_sky.core.events import ClusterCreated, ControllerStarted
-from areal_sky.core.model import Bundle, GangDemand, GroupPlan, LaunchPlan, NodeShape, Offer
+from areal_sky.core.events import ClusterCreated, ControllerStarted, GroupDesired
+from areal_sky.core.model import Bundle, GangDemand, GroupPlan, LaunchPlan, NodeShape, Offer, replica_name
 from areal_sky.core.reconcile import Patience
-from areal_sky.core.scaling import builtin_policy
 from areal_sky.run.controller import Controller, first_wishes
+from areal_sky.run.plugins import scaling_policy
 from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec, ResourcesSpec
 from benchmarks.local_up import BIN, SPEC, clean_env, run, scratch
 
@@ -39,24 +39,29 @@ def measure() -> dict[str, float]:
 def tick_ms(folder: Path) -> list[float]:
     clock = FakeClock()
     cloud = FakeCloud(clock)
-    head = FakeHead(cloud)
     plan, spec = fleet(REPLICAS)
+    names = [replica_name("bench", "rollout", slot) for slot in range(REPLICAS)]
+    head = FakeHead(
+        cloud,
+        running=dict.fromkeys(names, 2),
+        utilization=dict.fromkeys(names, 0.85),
+        demand=tuple(
+            GangDemand(f"t{n}", "rollout", 64, Bundle(gpus=8), (), score=float(n), waiting_s=60.0) for n in range(20)
+        ),
+    )
     store = EventStore(folder / "events.db")
-    store.append(clock.now(), ClusterCreated("bench"), *first_wishes(plan))
+    full = GroupDesired("rollout", REPLICAS, "for this benchmark", by="user")
+    store.append(clock.now(), ClusterCreated("bench"), *first_wishes(plan), full)
     controller = Controller(
         spec=spec, plan=plan, store=store, cloud=cloud, head=head, clock=clock,
-        policy=builtin_policy("balance"), patience=Patience(),
+        policy=scaling_policy(spec.scaling), patience=Patience(),
     )  # fmt: skip
     for _ in range(10):
         controller.tick()
         clock.advance(1)
-    names = [r.name for r in controller.state.replicas.values() if r.group == "rollout"]
-    assert len(names) == REPLICAS and all(r.state == "READY" for r in controller.state.replicas.values())
-    head.running = dict.fromkeys(names, 2)
-    head.utilization = dict.fromkeys(names, 0.85)
-    head.demand = tuple(
-        GangDemand(f"t{n}", "rollout", 64, Bundle(gpus=8), (), score=float(n), waiting_s=60.0) for n in range(20)
-    )
+    ready = [r.name for r in controller.state.replicas.values() if r.state == "READY" and r.group == "rollout"]
+    if len(ready) != REPLICAS:
+        raise SystemExit(f"only {len(ready)} of {REPLICAS} replicas came up on the fakes")
     times: list[float] = []
     for _ in range(TICKS):
         clock.advance(1)
@@ -68,10 +73,10 @@ def tick_ms(folder: Path) -> list[float]:
 
 
 def fleet(replicas: int) -> tuple[LaunchPlan, ClusterSpec]:
-    """One elastic group, as large as it may become."""
+    """One elastic group of at most that many replicas."""
     shape = NodeShape(gpus=8, cpus=96, memory_gib=1000, accelerator="H100", gpu_memory_gib=80)
     offer = Offer("aws", "us-east-1", None, "p5.48xlarge", shape, "on_demand", 98.32, "made up for this benchmark")
-    rollout = GroupPlan("rollout", True, replicas, replicas, 1, "on_demand", 0, shape, offer, on_demand_offer=offer)
+    rollout = GroupPlan("rollout", True, 1, replicas, 1, "on_demand", 0, shape, offer, on_demand_offer=offer)
     head = GroupPlan("head", False, 1, 1, 1, "on_demand", 0, NodeShape(cpus=4), offer, on_demand_offer=offer)
     group = NodeGroupSpec(
         name="rollout", resources=ResourcesSpec(), elastic=True, min_replicas=replicas, max_replicas=replicas,

@@ -24,9 +24,12 @@ ANSWER_S = 10.0
 
 class GatewayClient:
     def __init__(self, url: str, token: str, *, answer_s: float = ANSWER_S):
-        """`answer_s`: how long one answer may take. Nothing is sent before the first call."""
+        """`answer_s`: how long one answer may take. Nothing is sent before the first call. Raises Unauthorized."""
         import httpx
 
+        if not token.isascii() or not token.isprintable() or not token.strip():
+            # httpx would refuse it too, and print it
+            raise Unauthorized(f"the token for the head at {url} is missing or damaged")
         self.url = url.rstrip("/")
         self._httpx = httpx
         # Loopback or the cluster's own network: never through the proxy of somebody's environment.

@@ -135,22 +135,18 @@ class RayClusterAdapter:
         return GangPhase.GONE if state == "REMOVED" else GangPhase.PENDING
 
     def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
-        from ray.util import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         group = self._group(gang_id)
         if group is None:
             raise Unreachable(f"cannot start {gang_id}: its placement group is gone")
         with self._translated(f"start {gang_id}"):
-            where = placement_group_table(group)["bundles_to_node_id"]
-            addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in self._ray.nodes()}
             started = set(self._waits.values())
-            fresh: list[tuple[int, Any]] = []
             for r in ranks:
                 if (gang_id, r.rank) in started:
                     continue
                 r.envs.setdefault("RAY_ADDRESS", self._address)
-                self._actors[gang_id, r.rank] = actor = self._actor_class.options(
+                self._actors[gang_id, r.rank] = self._actor_class.options(
                     name=f"{gang_id}/{r.rank}",
                     namespace=NAMESPACE,
                     lifetime="detached",
@@ -160,26 +156,28 @@ class RayClusterAdapter:
                     memory=int(bundle.memory_gib * GIB) or None,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, r.rank),
                 ).remote(*self._runner_arguments(gang_id, len(ranks), bundle, r))
-                fresh.append((r.rank, actor))
-            # The port is a future that Ray hands to the ranks: nobody waits here.
-            port = self._actors[gang_id, 0].free_port.remote()
-            master = addresses.get(where[0], "127.0.0.1")
-            for rank, actor in fresh:
-                actor.start.remote(master, port)
-                self._waits[actor.wait_exit.remote()] = (gang_id, rank)
+            self._begin(gang_id, group, [r.rank for r in ranks if (gang_id, r.rank) not in started])
 
     def adopt(self, gang_id: str, ranks: int) -> bool:
+        group = self._group(gang_id)
         with self._translated(f"find {gang_id}"):
+            found: list[int] = []
             for rank in range(ranks):
                 if (gang_id, rank) in self._actors:
                     continue
                 actor = self._find(gang_id, rank)
-                if actor is None:
+                if actor is None or group is None:
                     self._lost.append((gang_id, RankExit(rank, None, "its runner is gone")))
                     continue
                 self._actors[gang_id, rank] = actor
-                self._waits[actor.wait_exit.remote()] = (gang_id, rank)
-        return all((gang_id, rank) in self._actors for rank in range(ranks))
+                found.append(rank)
+            whole = all((gang_id, rank) in self._actors for rank in range(ranks))
+            if whole:
+                self._begin(gang_id, group, found)
+            else:  # it is on its way out: what is left is only watched until it ends
+                for rank in found:
+                    self._waits[self._actors[gang_id, rank].wait_exit.remote()] = (gang_id, rank)
+        return whole
 
     def exits(self) -> tuple[tuple[str, RankExit], ...]:
         found, self._lost = self._lost, []
@@ -226,6 +224,23 @@ class RayClusterAdapter:
         preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         with self._translated("drain a node"):
             GcsClient(address=self._address).drain_node(node_id, preemption, reason, int(deadline_s * 1000))
+
+    def _begin(self, gang_id: str, group: Any, ranks: Sequence[int]) -> None:
+        """Tells the runners to start. Harmless when repeated, so an adopted gang is told again: the process that
+        made its runners may have died before it told them.
+        """
+        from ray.util import placement_group_table
+
+        if not ranks:
+            return
+        where = placement_group_table(group)["bundles_to_node_id"]
+        addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in self._ray.nodes()}
+        # The port is a future that Ray hands to the ranks: nobody waits here.
+        port = self._actors[gang_id, 0].free_port.remote()
+        for rank in ranks:
+            actor = self._actors[gang_id, rank]
+            actor.start.remote(addresses.get(where[0], "127.0.0.1"), port)
+            self._waits[actor.wait_exit.remote()] = (gang_id, rank)
 
     def _state(self) -> Any:
         from ray._private.state import state

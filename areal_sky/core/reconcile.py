@@ -248,6 +248,8 @@ def _launches(
     cluster: str, group: GroupPlan, wanted: GroupState, mine: list[Replica], serving: list[Replica], desired: int
 ) -> list[Event]:
     taken = {r.slot for r in mine}
+    if group.name == HEAD_GROUP and taken:
+        return []  # one address, one store: the old head must be gone before a new one starts
     free = (slot for slot in range(len(taken) + desired) if slot not in taken)
     on_demand = sum(1 for r in serving if r.market == "on_demand")
     events: list[Event] = []

@@ -99,16 +99,17 @@ def _without_demand(ctx: ScalingContext, numbers: Mapping[str, float]) -> Scalin
         return hold(ctx, f"nothing waits, but the group is at its min_replicas {ctx.group.min_replicas}")
     trusted = [x for x in idle if ctx.trusts(x)]
     if not trusted:
-        return hold(ctx, f"{_names(idle)} has no task, but its GPU load is {idle[0].validity}: unknown never scales in")
+        words = f"{_names(idle)} {_has(idle)} no task, but the GPU load is {idle[0].validity}"
+        return hold(ctx, f"{words}: unknown never scales in")
     used = [x for x in trusted if (x.utilization_mean or 0.0) > numbers["idle_utilization"]]
     victims = [x for x in trusted if x not in used]
     if not victims:
-        return hold(ctx, f"{_names(used)} has no task of ours, but its GPUs are in use")
+        return hold(ctx, f"{_names(used)} {_has(used)} no task of ours, but the GPUs are in use")
     victims = victims[: min(spare, int(numbers["shrink_at_most"]) or spare)]
     return ScalingDecision(
         ctx.group.name,
         ctx.desired - len(victims),
-        f"nothing waits, and {_names(victims)} has been idle for {seconds(ctx.idle_s)}",
+        f"nothing waits, and {_names(victims)} {_has(victims)} been idle for {seconds(ctx.idle_s)}",
         victims=tuple(x.replica for x in victims),
     )
 
@@ -144,3 +145,7 @@ def _gangs(gangs: Sequence[GangDemand]) -> str:
 def _names(loads: Sequence[ReplicaLoad]) -> str:
     names = [x.replica for x in loads]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _has(loads: Sequence[ReplicaLoad]) -> str:
+    return "has" if len(loads) == 1 else "have"

@@ -55,6 +55,7 @@ class TelemetryHub:
         self._stale_after_s = stale_after_s
         self._lock = threading.Lock()
         self._nodes: dict[NodeKey, _NodeRecord] = {}
+        self._ending: set[str] = set()
 
     def ingest(self, heartbeat: Mapping[str, Any], now_s: float) -> None:
         """Take one heartbeat (the body of POST /v1/nodes/heartbeat). A repeated window is kept once.
@@ -77,6 +78,8 @@ class TelemetryHub:
             if heartbeat.get("leaving"):
                 self._nodes.pop(key, None)
                 return
+            if key not in self._nodes:
+                self._ending.discard(key[0])  # a new replica of an old name
             node = self._nodes.setdefault(key, _NodeRecord(group))
             node.group = group
             node.gpus = min(gpus, MAX_GPUS_PER_NODE)
@@ -97,6 +100,11 @@ class TelemetryHub:
         with self._lock:
             for key in [k for k in self._nodes if k[0] == replica]:
                 del self._nodes[key]
+
+    def expect_end(self, replica: str) -> None:
+        """The replica is drained and will end: once its nodes fall silent they are gone, not in trouble."""
+        with self._lock:
+            self._ending.add(replica)
 
     def alive_nodes(self, now_s: float) -> frozenset[NodeKey]:
         """(replica, index) of the nodes that were heard within the last `ALIVE_S` seconds."""
@@ -125,8 +133,10 @@ class TelemetryHub:
     # ------------------------------------------------------------ inside, the lock held
 
     def _expire(self, now_s: float) -> None:
-        for key in [k for k, n in self._nodes.items() if now_s - n.heard_s > self._lease_s]:
-            del self._nodes[key]
+        for key, node in list(self._nodes.items()):
+            patience_s = ALIVE_S if key[0] in self._ending else self._lease_s
+            if now_s - node.heard_s > patience_s:
+                del self._nodes[key]
 
     def _load(self, nodes: list[_NodeRecord], now_s: float) -> LoadReading:
         devices: list[list[GpuWindow]] = []

@@ -54,7 +54,7 @@ def _watch(daemon: raydaemon.RayDaemon, agent: Agent, state_dir: Path, stop: thr
     joined = state_dir / "joined"  # the task's own `run` waits for it (core/taskscripts.py)
     while not stop.wait(0.2):
         raydaemon.reap()
-        if agent.last_ok_s is not None and not joined.exists():
+        if not joined.exists() and agent.last_ok_s is not None and _ray_has_joined(state_dir):
             joined.touch()
         if not daemon.alive():
             log.error("the raylet has ended (see %s)", state_dir / "ray.log")
@@ -64,6 +64,14 @@ def _watch(daemon: raydaemon.RayDaemon, agent: Agent, state_dir: Path, stop: thr
             daemon.end()
             return 0
     return 0
+
+
+def _ray_has_joined(state_dir: Path) -> bool:
+    # `ray start` says this once the cluster's control plane lists the node (ray/_private/node.py, 2.60).
+    try:
+        return "Ray runtime started" in (state_dir / "ray.log").read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def _arguments(node: NodeEnv, environ: Mapping[str, str]) -> list[str]:

@@ -32,14 +32,14 @@ class NodeBook:
         self._held: dict[str, list[Held]] = {}
         self._tasks_on: dict[str, set[str]] = {}
         self._idle_since_s: dict[str, float] = {}
-        self.seen = False
+        self.seen_s: float | None = None  # when Ray was looked at last
 
     def observe(self, nodes: Iterable[RayNode], now_s: float) -> None:
         """A new look at the live nodes. A node that is gone takes its drain with it: its successor starts fresh."""
         self._nodes = {n.node_id: self._with_accelerator(n) for n in nodes}
         self._drains = {i: d for i, d in self._drains.items() if i in self._nodes}
         self._idle_since_s = {i: t for i, t in self._idle_since_s.items() if i in self._nodes}
-        self.seen = True
+        self.seen_s = now_s
         self._mark_idle(now_s)
 
     def hold(self, records: Iterable[TaskRecord], reserved: set[str], now_s: float) -> None:

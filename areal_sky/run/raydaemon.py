@@ -7,6 +7,7 @@ every Ray on the host, other people's included.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -90,7 +91,7 @@ def shape_arguments(shape: NodeShape | None) -> list[str]:
         return []
     return [
         f"--num-cpus={max(0, int(shape.cpus))}",
-        f"--num-gpus={max(0, int(shape.gpus))}",
+        f"--num-gpus={math.ceil(shape.gpus)}",
         f"--memory={int(shape.memory_gib * 2**30)}",
         f"--object-store-memory={PRETEND_OBJECT_STORE_BYTES}",
         "--include-log-monitor=false",  # tasks' output reaches the head by our own runners

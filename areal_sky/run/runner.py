@@ -14,6 +14,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,17 +24,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from areal_sky.adapters.ports import RankStart
 from areal_sky.core.model import Bundle
-from areal_sky.core.nodeenv import SECRET_KEYS
+from areal_sky.core.nodeenv import SECRET_KEYS, task_token
+from areal_sky.run.shipper import LogShipper
 
 PUSH_S = 0.3  # at most this often per rank
 LOOK_S = 0.05
-CHUNK_BYTES = 256 * 2**10
 LAST_PUSH_S = 60.0  # how long the last output waits for a head that does not answer
-METRIC_MARK = "AREAL_SKY_METRIC"
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,23 @@ class Runner:
     def __init__(self, order: RankOrder):
         self._order = order
         self._process: RankProcess | None = None
+        self._port: int | None = None
+        self._stopped = False
 
     async def free_port(self) -> int:
-        """A TCP port that is free on this node now (rank 0's becomes MASTER_PORT)."""
-        with socket.socket() as s:
-            s.bind(("", 0))
-            return int(s.getsockname()[1])
+        """A TCP port that was free on this node when first asked (rank 0's becomes MASTER_PORT); then always that."""
+        if self._port is None:
+            with socket.socket() as s:
+                s.bind(("", 0))
+                self._port = int(s.getsockname()[1])
+        return self._port
 
     async def start(self, master_addr: str, master_port: int) -> int:
-        """Starts the command once; returns the command's pid."""
+        """Starts the command once; returns the command's pid, 0 when it does not run."""
         if self._process is None:
             self._process = RankProcess(self._order, master_addr, master_port)
+            if self._stopped:
+                self._process.stop(0)
         return await asyncio.to_thread(self._process.start)
 
     async def wait_exit(self) -> tuple[int | None, str]:
@@ -80,9 +86,13 @@ class Runner:
         return self._process.code, self._process.trouble
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to the command's process group, SIGKILL to its whole tree after `grace_s`."""
+        """SIGTERM to the command's process group, SIGKILL to its whole tree after `grace_s`.
+
+        May overtake `start`, which waits for rank 0's port: then the command does not start at all.
+        """
+        self._stopped = True
         if self._process is not None:
-            self._process.stop(grace_s)
+            await asyncio.to_thread(self._process.stop, grace_s)
 
 
 class RankProcess:
@@ -106,7 +116,7 @@ class RankProcess:
         self._master = {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port)}
 
     def start(self) -> int:
-        """Starts the command unless it was started before; returns its pid, 0 when it cannot be started."""
+        """Starts the command unless it was started before; returns its pid, 0 when it does not run."""
         with self._lock:
             if self._pid is None:
                 try:
@@ -117,8 +127,12 @@ class RankProcess:
             return self._pid
 
     def stop(self, grace_s: float) -> None:
-        """Idempotent; nothing happens after the end."""
-        warden = self._warden
+        """Idempotent; nothing happens after the end. What has not started yet will not."""
+        with self._lock:
+            warden = self._warden
+            if self._pid is None:
+                self._pid, self.code = 0, -int(signal.SIGTERM)
+                self.done.set()
         if warden is None or warden.stdin is None or self._ended.is_set():
             return
         try:
@@ -144,6 +158,7 @@ class RankProcess:
             CUDA_VISIBLE_DEVICES=self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else "",
             AREAL_SKY_TASK_ID=o.task_id,
             AREAL_SKY_ATTEMPT=str(o.attempt),
+            AREAL_SKY_TOKEN=task_token(self._environ.get("AREAL_SKY_NODE_TOKEN", "")),
         )
         return env
 
@@ -193,7 +208,12 @@ class RankProcess:
         self._ended.set()
 
     def _ship(self) -> None:
-        shippers = [_Shipper(self._order, stream, path, self._environ) for stream, path in self.log_files.items()]
+        o, env = self._order, self._environ
+        url, token = env.get("AREAL_SKY_GATEWAY", ""), env.get("AREAL_SKY_NODE_TOKEN", "")
+        shippers = [
+            LogShipper(o.task_id, o.attempt, o.rank, stream, path, url, token)
+            for stream, path in self.log_files.items()
+        ]
         while not self._ended.wait(LOOK_S):
             news = [s for s in shippers if s.has_news()]
             for shipper in news:
@@ -207,85 +227,6 @@ class RankProcess:
             shippers = left
             time.sleep(PUSH_S)
         self.done.set()
-
-
-class _Shipper:
-    """Follows one log file and brings it to the head."""
-
-    def __init__(self, order: RankOrder, stream: str, path: Path, environ: Mapping[str, str]):
-        self._order = order
-        self._stream = stream
-        self._path = path
-        self._url = environ.get("AREAL_SKY_GATEWAY", "")
-        self._token = environ.get("AREAL_SKY_NODE_TOKEN", "")
-        self._client: Any = None
-        self._offset = 0
-        self._line = b""  # the unfinished last line, for metrics
-        self._measured = 0  # how far metrics were read
-
-    def has_news(self) -> bool:
-        try:
-            return self._path.stat().st_size > self._offset
-        except OSError:
-            return False
-
-    def push(self, *, last: bool = False) -> bool:
-        """Sends what is new; True when nothing is left to send (or nobody to send it to)."""
-        from areal_sky.errors import ArealSkyError
-
-        o = self._order
-        try:
-            while data := self._read():
-                metrics = self._metrics(data, last)
-                if not self._url:
-                    self._offset += len(data)
-                    continue
-                if self._client is None:
-                    from areal_sky.adapters.gateway_client import GatewayClient
-
-                    self._client = GatewayClient(self._url, self._token)
-                if metrics:
-                    self._client.track_metrics(o.task_id, metrics)
-                # surrogateescape carries bytes that are no UTF-8, so that offsets stay those of the file
-                text = data.decode("utf-8", "surrogateescape")
-                self._offset = self._client.push_log(o.task_id, o.attempt, o.rank, self._stream, self._offset, text)
-        except ArealSkyError:
-            return False
-        except OSError:
-            return True  # the file is gone: somebody cleared the node's folder
-        return True
-
-    def _read(self) -> bytes:
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            return file.read(CHUNK_BYTES)
-
-    def _metrics(self, data: bytes, last: bool) -> dict[str, float]:
-        if self._stream != "out" or self._offset < self._measured:
-            return {}  # seen before: the head asked for it again
-        self._measured = self._offset + len(data)
-        *lines, self._line = (self._line + data).split(b"\n")
-        if last and self._line:
-            lines.append(self._line)
-        found: dict[str, float] = {}
-        for line in lines:
-            if line.startswith(METRIC_MARK.encode()):
-                found.update(parse_metrics(line.decode("utf-8", "replace")))
-        return found
-
-
-def parse_metrics(line: str) -> dict[str, float]:
-    """`AREAL_SKY_METRIC reward=0.5 step=3` -> values; what is no number is left out."""
-    values: dict[str, float] = {}
-    for word in line.split()[1:]:
-        name, _, text = word.partition("=")
-        try:
-            value = float(text)
-        except ValueError:
-            continue
-        if name and abs(value) != float("inf") and value == value:
-            values[name[:64]] = value
-    return values
 
 
 def _not_rays_own(name: str) -> bool:

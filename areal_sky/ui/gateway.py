@@ -19,6 +19,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from areal_sky.core.nodeenv import task_token
 from areal_sky.core.taskspec import MAX_PAYLOAD_BYTES, task_spec_from_json
 from areal_sky.errors import (
     AlreadyExists,
@@ -83,13 +84,14 @@ def create_app(
     `on_controller` is called with the lease that a controller's heartbeat asks for.
     """
     app = FastAPI(title="areal_sky", docs_url=None, redoc_url=None, openapi_url=None)
-    known = {right: token.encode() for right, token in tokens.items() if token and right != "ray"}
+    known = [(right, token.encode()) for right, token in tokens.items() if token and right != "ray"]
+    known.append(("submit", task_token(tokens.get("node", "")).encode()))
 
     def right(*allowed: str) -> Any:
         def check(request: Request) -> str:
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
             # Every token is compared, so the time taken tells nothing.
-            matches = [r for r, t in known.items() if hmac.compare_digest(t, given.strip().encode())]
+            matches = [r for r, t in known if t and hmac.compare_digest(t, given.strip().encode())]
             if scheme.lower() != "bearer" or not matches:
                 raise HTTPException(401, "a token is missing or unknown")
             if not set(matches) & set(allowed):

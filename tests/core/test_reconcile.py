@@ -67,6 +67,14 @@ def test_lost_replica_is_replaced_at_once_in_a_free_slot() -> None:
     assert "c-rollout-0" not in world.state.replicas
 
 
+def test_lost_head_is_replaced_under_its_own_name() -> None:
+    world = started(rollout=1)
+    del world.machines["c-head-0"]
+    world.settle(10)
+    assert world.ready("head") == ["c-head-0"]
+    assert world.launches.count("c-head-0") == 2 and "c-head-1" not in world.launches
+
+
 def test_node_that_ray_misses_is_lost_only_after_patience() -> None:
     world = started(group("rollout", nodes=2), rollout=1)
     world.refuse.add("c-rollout-0")

@@ -154,7 +154,7 @@ def test_the_longest_idle_goes_first_and_never_below_min():
     loads = [load(0, idle_s=400), load(1, idle_s=900), load(2, idle_s=600), load(3)]
     d = decide(balance, context(loads=loads))
     assert (d.desired, d.victims) == (1, ("c-rollout-1", "c-rollout-2", "c-rollout-0"))
-    assert d.reason == "nothing waits, and c-rollout-1, c-rollout-2, c-rollout-0 has been idle for 5 min"
+    assert d.reason == "nothing waits, and c-rollout-1, c-rollout-2, c-rollout-0 have been idle for 5 min"
     d = decide(balance, context(group(least=3), loads))
     assert (d.desired, d.victims) == (3, ("c-rollout-1",))
     d = decide(balance, context(group(least=4), loads))
@@ -171,7 +171,7 @@ def test_busy_or_just_idle_replicas_stay():
 def test_unknown_never_scales_in(validity):
     d = decide(balance, context(loads=[load(0, idle_s=900, validity=validity)]))
     assert d.desired == 1
-    assert d.reason == f"c-rollout-0 has no task, but its GPU load is {validity}: unknown never scales in"
+    assert d.reason == f"c-rollout-0 has no task, but the GPU load is {validity}: unknown never scales in"
 
 
 def test_a_group_without_gpus_needs_no_telemetry_to_shrink():
@@ -181,7 +181,7 @@ def test_a_group_without_gpus_needs_no_telemetry_to_shrink():
 
 def test_a_replica_that_works_for_others_is_not_idle():
     d = decide(balance, context(loads=[load(0, idle_s=900, use=0.4)]))
-    assert (d.desired, d.reason) == (1, "c-rollout-0 has no task of ours, but its GPUs are in use")
+    assert (d.desired, d.reason) == (1, "c-rollout-0 has no task of ours, but the GPUs are in use")
 
 
 def test_nothing_shrinks_while_a_waiting_gang_could_use_it():

@@ -27,10 +27,10 @@ class Crashing:
 
         def wrapped(self: object, first: object, *rest: object) -> object:
             hit = getattr(first, "replica", first) == REPLICA
-            if hit and POINT == f"before-{point}":
+            if hit and f"before-{point}" == POINT:
                 die()
             result = real(self, first, *rest)
-            if hit and POINT == f"after-{point}":
+            if hit and f"after-{point}" == POINT:
                 die()
             return result
 

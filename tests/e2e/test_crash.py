@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ending import end_everything
 
 from areal_sky.adapters import processes
 from areal_sky.cluster import Cluster
@@ -35,8 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
     spec.write_text(SPEC)
     cluster = Cluster.create(spec)
     yield cluster
-    left = [pid for pids in processes.marked(f"{cluster.home.dir}::").values() for pid in pids]
-    processes.kill(left)
+    end_everything(tmp_path / "home")
 
 
 def crash(point: str, replica: str) -> None:

@@ -98,6 +98,17 @@ def test_a_node_that_leaves_is_forgotten_at_once():
     assert hub.gpus(10, T + 2)["nodes"] == []
 
 
+def test_silence_after_a_drain_is_the_expected_end():
+    hub = TelemetryHub()
+    hub.ingest(heartbeat(windows=[window(T)]), T)
+    hub.expect_end("c-rollout-0")
+    hub.ingest(heartbeat(t_s=T + 5), T + 5)  # it drains, and still beats
+    assert len(hub.gpus(10, T + 20)["nodes"]) == 1
+    assert hub.gpus(10, T + 21)["nodes"] == []
+    hub.ingest(heartbeat(t_s=T + 60), T + 60)  # a new replica in the same slot
+    assert len(hub.gpus(10, T + 90)["nodes"]) == 1
+
+
 def test_a_wrong_clock_on_a_node_changes_nothing():
     hub, wrong = TelemetryHub(), T - 5000
     hub.ingest(heartbeat(t_s=wrong + 0.5, windows=[window(wrong, 0.6)]), T)

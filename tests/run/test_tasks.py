@@ -17,8 +17,9 @@ from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.core.taskevents import Starting, TaskEvent
 from areal_sky.core.telemetry import Validity
 from areal_sky.errors import InvalidInput, NotFound, Refused, StateError, Unreachable
+from areal_sky.run.dispatch import HOLD_AFTER_S, RESERVE_S
 from areal_sky.run.journal import Journal
-from areal_sky.run.tasks import HOLD_AFTER_S, RESERVE_S, TaskService
+from areal_sky.run.tasks import TaskService
 
 GPU4 = NodeShape(gpus=4, cpus=16, memory_gib=64, accelerator="H100")
 
@@ -44,7 +45,7 @@ class World:
         if self.journal is not None:
             self.journal.close()
         self.journal = self.make_journal(Path(self.env.state_dir) / "journal.db")
-        self.service = TaskService(self.ray.connection(), self.journal, self.clock, self.env, task_token="secret")
+        self.service = TaskService(self.ray.connection(), self.journal, self.clock, self.env)
 
     def tick(self, times: int = 1, seconds: float = 0.1) -> None:
         for _ in range(times):
@@ -72,6 +73,12 @@ def world(tmp_path: Path) -> World:
 
 def story(world: World, task_id: str) -> str:
     return "\n".join(line["text"] for line in world.service.story(task_id))
+
+
+def test_before_the_first_look_there_is_no_view(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with pytest.raises(Unreachable, match="not seen Ray yet"):
+        world.service.view()
 
 
 def test_a_task_runs_and_ends(world: World) -> None:
@@ -392,6 +399,10 @@ def test_ray_away_for_a_while_harms_nothing(world: World) -> None:
         world.tick()
     queued = world.submit(gpus=4, bundles=2)
     world.finish(task)
+    assert len(world.service.view().nodes) == 2
+    world.clock.advance(60)
+    with pytest.raises(Unreachable, match="has not seen Ray for 60 s"):
+        world.service.view()  # old news is no news
     world.ray.unreachable = ""
     world.tick(4)
     assert (world.state(task), world.state(queued)) == ("SUCCEEDED", "RUNNING")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from areal_sky.errors import InvalidInput
+from areal_sky.ui.cli.lines import echo_line
 
 INFRA_HELP = "Where to run, instead of the spec's `infra` (`local`: on this machine)."
 
@@ -142,7 +143,7 @@ def progress_printer(began_s: float, only_new: int = 0) -> Any:
 
     def show(record: Any) -> None:
         if record.seq > only_new:
-            click.echo(f"{time.monotonic() - began_s:6.1f} s  {sentence(record.event)}")
+            echo_line(sentence(record.event), lead=f"{time.monotonic() - began_s:6.1f} s  ")
 
     return show
 

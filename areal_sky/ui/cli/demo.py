@@ -13,7 +13,6 @@ import shlex
 import shutil
 import signal
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +21,10 @@ from typing import Any, NoReturn
 import click
 
 from areal_sky.errors import ArealSkyError, Refused, StateError
+from areal_sky.ui.cli.lines import echo_command, echo_line
 
 NAME = "demo"
 SPEC = "01-local-demo.yaml"
-WIDTH = 80
 # (model, ranks, GPUs of each rank): together they fill the trainer's four GPUs.
 TRAINED = (("tiny-base", 1, 2), ("tiny-moe", 2, 1))
 # In the order of their submission, which is not the order of the queue.
@@ -44,14 +43,15 @@ def demo(keep: bool, fast: bool) -> None:
     A Ray cluster comes up, tasks of two models queue by weight, a group grows because work waits, a node is killed
     and its work goes on, the group shrinks, the bill is printed, and everything is torn down. Ctrl-C tears down too.
     """
-    story = Story(iterations=25 if fast else 40)
+    story = Story(iterations=30 if fast else 50)
     with _signals_as_ctrl_c():
         try:
             story.tell()
             if not keep:
                 story.bill_and_down()
         except BaseException as e:
-            if isinstance(e, KeyboardInterrupt | click.Abort):
+            # Commands that can be interrupted halfway end with 130 by themselves.
+            if isinstance(e, KeyboardInterrupt | click.Abort) or getattr(e, "code", None) == 130:
                 click.echo("\ninterrupted: tearing everything down")
             story.tear_down()
             raise
@@ -95,7 +95,7 @@ class Story:
             raise Refused(f"a cluster `{NAME}` is up already: end it with `areal-sky down {NAME}`, then try again")
         shutil.rmtree(self._work, ignore_errors=True)
         self._work.mkdir(mode=0o700, parents=True)
-        self.chapter("A real Ray cluster: a head and two groups, as processes of this machine")
+        self.chapter("A real Ray cluster: a head and two groups, all on this machine")
         self._mine = True
         self.shell("up", str(self._examples / SPEC))
         self._seen_seq = self._cluster().state().version
@@ -103,9 +103,10 @@ class Story:
     def submit_work(self) -> dict[str, str]:
         """Task ids by name."""
         self.chapter("Work: two models learn one-digit sums; moe weighs 1.5, base 1.0")
-        _show_command(f'RL="{_short(self._rl)}"')
+        echo_command(f'RL="{_short(self._rl)}"')
         for model, ranks, gpus in TRAINED:
-            self.submit("train", model, f"train-{model}", "--group", "trainer", "--bundles", str(ranks), gpus=gpus)
+            gang = ("--group", "trainer", "--bundles", str(ranks))
+            self.submit("train", model, f"train-{_family(model)}", *gang, gpus=gpus)
         for number, model in enumerate(ROLLOUTS, 1):
             self.submit("rollout", model, f"rollout-{number}", "--group", "rollout", gpus=2)
         self.shell("queue", "-c", NAME)
@@ -113,29 +114,31 @@ class Story:
 
     def watch_it_grow(self) -> None:
         self.chapter("Work waits, so the rollout group grows; the heavier model goes first")
-        self.until(lambda: len(self._replicas("rollout", ready=True)) >= 3, 90, "the group to grow")
-        self.until(lambda: sum(t["state"] == "RUNNING" for t in self._tasks()) >= 5, 60, "the tasks to start")
+        self.until(lambda: len(self._replicas("rollout", ready=True)) > 1, 120, "the group to grow")
+        self.until(lambda: not self._waiting("tiny-moe"), 60, "the heavier tasks to start")
         self.shell("why", "rollout", "-c", NAME)
 
     def show_gpus(self) -> None:
         self.chapter("The GPUs heat up: their load follows the tasks that run on them")
-        warm_s = time.monotonic() + 2
+        self._rollout_in_progress("tiny-moe")
+        warm_s = time.monotonic() + 1.5
         self.until(lambda: time.monotonic() > warm_s, 10, "the GPUs to heat up")
         self.shell("top", "--once", "-c", NAME)
 
     def lose_a_node(self, tasks: dict[str, str]) -> None:
         from areal_sky.adapters.processes import kill_marked, marked
 
-        def runs_again() -> bool:
-            return self._task(task)["state"] in ("RUNNING", *ENDED) and "resumed" in self._log(task)
+        def goes_on() -> bool:
+            now = self._task(task)
+            return now["attempt"] > before and now["state"] in ("RUNNING", *ENDED) and "resumed" in self._log(task)
 
         name, victim = self._rollout_in_progress("tiny-moe")
         task = tasks[name]
-        self.chapter(f"An accident, on purpose: {victim} loses power while {name} runs there")
+        before = self._task(task)["attempt"]
+        self.chapter(f"An accident, on purpose: {victim} loses power under {name}")
         killed = sum(kill_marked(mark) for mark in list(marked(f"{self._home.dir}::{victim}/")))
         click.echo(f"  SIGKILL to all {killed} processes of {victim}")
-        self.until(lambda: self._task(task)["state"] != "RUNNING", 60, "the loss to be noticed")
-        self.until(runs_again, 90, f"{name} to go on from its checkpoint")
+        self.until(goes_on, 120, f"{name} to go on from its checkpoint")
         self.shell("why", task, "-c", NAME)
         said = next(line for line in self._log(task).splitlines() if "resumed" in line)
         click.echo(f"  in its own words: {said}")
@@ -149,7 +152,7 @@ class Story:
     def evaluate(self) -> None:
         self.chapter("Did they learn? Guessing gives 0.10")
         for model, _, _ in TRAINED:
-            self.submit("eval", model, f"eval-{model}", gpus=1, steps=1)
+            self.submit("eval", model, f"eval-{_family(model)}", gpus=1, steps=1)
         evals = [str(t["task_id"]) for t in self._tasks() if t["kind"] == "eval"]
         self.until(lambda: all(self._task(t)["state"] in ENDED for t in evals), 60, "the evaluations")
         for task in evals:
@@ -158,6 +161,7 @@ class Story:
     def watch_it_shrink(self) -> None:
         self.chapter("Nothing waits and nothing runs, so the group shrinks to its minimum")
         self.until(lambda: len(self._replicas("rollout")) == 1, 60, "the group to shrink")
+        self.shell("status", NAME)
 
     def bill_and_down(self) -> None:
         from areal_sky.adapters.processes import marked
@@ -196,7 +200,7 @@ class Story:
         """Runs a command of ours in this process, after showing how to type it."""
         from areal_sky.ui.cli.main import cli
 
-        _show_command(shown or f"areal-sky {_short(args)}")
+        echo_command(shown or f"areal-sky {_short(args)}")
         cli.main(args=list(args), prog_name="areal-sky", standalone_mode=False)
 
     def submit(self, kind: str, model: str, name: str, *options: str, gpus: int, steps: int | None = None) -> None:
@@ -236,8 +240,7 @@ class Story:
             self._line(f"reward: {', '.join(said)}")
 
     def _line(self, text: str) -> None:
-        lead = f"{self._elapsed_s():5.0f} s  "
-        click.echo(textwrap.fill(text, WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead)))
+        echo_line(text, lead=f"{self._elapsed_s():5.0f} s  ")
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
@@ -252,6 +255,9 @@ class Story:
     def _replicas(self, group: str, ready: bool = False) -> list[str]:
         replicas = self._cluster().state().replicas.values()
         return [r.name for r in replicas if r.group == group and (r.state == "READY" or not ready)]
+
+    def _waiting(self, model: str) -> bool:
+        return any(t["state"] in ("QUEUED", "PLACED") for t in self._tasks() if t["model"] == model)
 
     def _tasks(self) -> list[dict[str, Any]]:
         with self._home.gateway("read") as gateway:
@@ -282,9 +288,8 @@ class Story:
         return found[-1]
 
 
-def _show_command(text: str) -> None:
-    lines = textwrap.wrap(text, WIDTH - 4, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    click.secho("$ " + " \\\n".join(lines), fg="cyan")
+def _family(model: str) -> str:
+    return model.removeprefix("tiny-")
 
 
 def _short(args: list[str] | tuple[str, ...]) -> str:

@@ -86,12 +86,11 @@ def _serve(head: Head) -> int:
 
     def connect() -> TaskService:
         ray = RayClusterAdapter(head.ray_address, head.tokens.get("ray", ""), Runner, runner_arguments, head.ray_tmp)
-        service = TaskService(
-            ray, journal, SystemClock(), head.env, hub, task_token=head.tokens.get("submit", "")
-        )
+        service = TaskService(ray, journal, SystemClock(), head.env, hub)
+        stop_on_signals(stop)  # again: Ray has put its own handlers in place
         app = create_app(service, hub, head.tokens, head.env.cluster, on_controller=lambda _: head.controller_seen())
         config = uvicorn.Config(
-            app, host=head.bind_host, port=head.env.gateway_port, log_level="warning", access_log=False
+            app, host=head.bind_host, port=head.env.gateway_port, ws="none", log_level="warning", access_log=False
         )
         threading.Thread(target=_served(uvicorn.Server(config), stop), name="gateway", daemon=True).start()
         head.announce()

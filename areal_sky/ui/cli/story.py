@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from areal_sky.ui.cli.lines import echo_line
+
 CLUSTER_OPTION = click.option(
     "--cluster", "-c", metavar="NAME", help="Which cluster; default: the only one that is up."
 )
@@ -113,4 +115,4 @@ def _attach(name: str | None) -> Any:
 
 def _print_lines(lines: list[tuple[float, str]]) -> None:
     for t_s, text in lines:
-        click.echo(f"{time.strftime('%H:%M:%S', time.localtime(t_s))}  {text}")
+        echo_line(text, lead=f"{time.strftime('%H:%M:%S', time.localtime(t_s))}  ")

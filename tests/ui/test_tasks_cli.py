@@ -1,0 +1,231 @@
+"""`submit`, `queue`, `cancel`, `logs` against a gateway that is really served."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from click.testing import CliRunner, Result
+
+from areal_sky.adapters.fake_ray import FakeRayCluster
+from areal_sky.adapters.fakes import FakeClock
+from areal_sky.adapters.gateway_client import GatewayClient
+from areal_sky.core.model import NodeShape
+from areal_sky.core.nodeenv import GroupShape, HeadEnv
+from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused
+from areal_sky.run.journal import Journal
+from areal_sky.run.tasks import TaskService
+from areal_sky.task import Task, TaskHandle, TaskScheduler, TaskStatus, track_runtime_metrics
+from areal_sky.ui.cli.main import cli
+from areal_sky.ui.gateway import create_app
+
+SHAPE = NodeShape(4, 16, 64, "H100")
+TOKENS = {right: f"{right}-" * 4 for right in ("read", "submit", "operate", "node")}
+
+
+class Head:
+    """What choose_cluster would find."""
+
+    def __init__(self, folder: Path, port: int):
+        self.ray = FakeRayCluster()
+        self.ray.add_node("w", "c-w-0", SHAPE)
+        self.clock = FakeClock()
+        env = HeadEnv(
+            "c", "c-head-0", str(folder), groups=(GroupShape("w", SHAPE, 1, 1, 2),), weights=(("moe", 1.5),),
+            models=(("qwen3-30b-a3b", "moe"),),
+        )  # fmt: skip
+        self.service = TaskService(self.ray.connection(), Journal(folder / "journal.db"), self.clock, env)
+        self.url = f"http://127.0.0.1:{port}"
+        app = create_app(self.service, None, TOKENS, "c")
+        self.server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", ws="none"))
+        threading.Thread(target=self.server.run, daemon=True).start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.tick()
+
+    def gateway(self, right: str = "read") -> GatewayClient:
+        return GatewayClient(self.url, TOKENS[right])
+
+    def tick(self) -> None:
+        self.service.tick(self.clock.advance(1.0))
+
+    def run(self, *words: str) -> Result:
+        """As main() does it: our own errors are left to it."""
+        return CliRunner().invoke(cli, words)
+
+
+@pytest.fixture
+def head(tmp_path: Path, free_port: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    made = Head(tmp_path, free_port())
+    monkeypatch.setattr("areal_sky.home.choose_cluster", lambda name: made)
+    yield made
+    made.server.should_exit = True
+
+
+def failure(result: Result) -> ArealSkyError:
+    assert isinstance(result.exception, ArealSkyError), result.output
+    return result.exception
+
+
+def test_words_after_the_options_are_the_command(head: Head) -> None:
+    options = ("--gpus", "2", "--bundles", "2", "--env", "A=b c")
+    result = head.run("submit", *options, "--", "python", "a b.py", "--lr", "1")
+    assert result.output == "t1 scheduled\n"
+    task = head.service.get("t1")
+    assert (task["command"], task["bundles"], task["bundle"]["gpus"]) == ("python 'a b.py' --lr 1", 2, 2.0)
+    assert head.service._records["t1"].spec.envs == {"A": "b c"}
+    head.run("submit", "--cpus", "0.5", "python", "b.py", "--gpus", "9")  # no `--` needed
+    assert head.service.get("t2")["command"] == "python b.py --gpus 9"
+    head.run("submit", "echo hi | wc")
+    assert head.service.get("t3")["command"] == "echo hi | wc"
+
+
+def test_a_file_gives_the_fields_and_options_win(head: Head, tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(
+        "run: |\n  python train.py\nkind: rollout\ngpus: 1\nmemory: 2GiB\npriority: 7\nenvs: {LR: 0.1}\n"
+        "accelerators: H100\nmodel: qwen3-30b-a3b\n"
+    )
+    assert json.loads(head.run("submit", "--priority", "9", "--json", str(file)).output)["status"] == "SCHEDULED"
+    spec = head.service._records["t1"].spec
+    assert (spec.kind, spec.priority, spec.envs) == ("rollout", 9.0, {"LR": "0.1"})
+    assert (spec.bundle.memory_gib, spec.accelerators) == (2.0, ("H100",))
+    assert head.service.get("t1")["weight"] == 1.5
+
+
+def test_mistakes_are_told_all_at_once(head: Head, tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text("runn: x\nbundels: 2\n")
+    told = str(failure(head.run("submit", str(file))))
+    assert "unknown key 'runn', did you mean 'run'?" in told
+    assert "did you mean 'bundles'?" in told
+    assert "`run` is missing" in told
+    file.write_text("run: [")
+    assert isinstance(failure(head.run("submit", str(file))), InvalidInput)
+    assert "no-such.yaml" in str(failure(head.run("submit", "no-such.yaml")))
+    told = str(failure(head.run("submit", "--gpus", "1.5", "--bundles", "0", "--priority", "200", "x")))
+    assert len(told.splitlines()) == 3
+    assert "expected K=V" in str(failure(head.run("submit", "--env", "A", "x")))
+    assert failure(head.run("submit", "--memory", "lots", "x")).exit_code == 2
+
+
+def test_a_gang_that_can_never_fit_ends_with_3(head: Head) -> None:
+    error = failure(head.run("submit", "--gpus", "4", "--bundles", "3", "x"))
+    assert isinstance(error, Refused)
+    assert error.exit_code == 3
+
+
+def test_the_queue_fits_80_columns_and_is_in_order(head: Head) -> None:
+    assert "no tasks" in head.run("queue").output
+    head.run("submit", "--gpus", "4", "--name", "the-first-of-all-tasks", "x")
+    head.run("submit", "--gpus", "4", "x")
+    head.run("submit", "--gpus", "4", "--model", "qwen3-30b-a3b", "--kind", "rollout", "x")
+    head.tick()
+    lines = head.run("queue").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[:4]] == ["ID", "t1", "t3", "t2"]
+    assert lines[4].startswith("t3: group w: 0 of 1 fit now (4 GPUs, 1 CPU each; free on 1 node")
+    assert "5x1.5" in lines[2]
+    assert "c-w-0/0" in lines[1]
+    assert lines[-1] == "1 running, 2 waiting"
+    assert [t["task_id"] for t in json.loads(head.run("queue", "--json").output)["tasks"]] == ["t1", "t3", "t2"]
+
+
+def test_only_the_latest_ended_are_shown(head: Head) -> None:
+    for i in range(8):
+        head.run("submit", "x")
+        head.service.cancel(f"t{i + 1}")
+    assert "3 more that ended (--all)" in head.run("queue").output
+    assert len(head.run("queue", "--all").output.splitlines()) == 10  # header, 8, summary
+
+
+def test_cancel_says_what_came_of_it(head: Head) -> None:
+    head.run("submit", "--gpus", "4", "x")
+    head.run("submit", "--gpus", "4", "x")
+    head.tick()
+    result = head.run("cancel", "t1", "t2", "t77")
+    assert result.output == "t1 is being ended\nt2 cancelled\n"
+    assert isinstance(failure(result), NotFound)
+
+
+def test_logs_print_both_streams_to_their_places(head: Head) -> None:
+    head.run("submit", "x")
+    head.tick()
+    head.service.push_log("t1", 1, 0, "out", 0, b"hello\n" * 100_000)
+    head.service.push_log("t1", 1, 0, "err", 0, b"oh\n")
+    result = CliRunner(mix_stderr=False).invoke(cli, ["logs", "t1"])
+    assert (result.stdout, result.stderr) == ("hello\n" * 100_000, "oh\n")
+    result = CliRunner(mix_stderr=False).invoke(cli, ["logs", "t1", "--stderr"])
+    assert (result.stdout, result.stderr) == ("oh\n", "")
+
+
+def test_follow_goes_over_attempts_to_the_end(head: Head) -> None:
+    def work() -> None:
+        while head.service._records.get("t1") is None:
+            time.sleep(0.01)
+        head.tick()
+        head.service.push_log("t1", 1, 0, "out", 0, b"one\n")
+        time.sleep(0.5)
+        head.ray.finish("t1.1", 0, 1)
+        for _ in range(4):
+            head.tick()
+        head.service.push_log("t1", 2, 0, "out", 0, b"two\n")
+        time.sleep(0.3)
+        head.ray.finish("t1.2", 0, 3)
+        for _ in range(4):
+            head.tick()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    result = CliRunner(mix_stderr=False).invoke(cli, ["submit", "--retries", "1", "--follow", "x"])
+    thread.join()
+    assert result.stdout == "one\ntwo\n"
+    assert "t1 runs again, attempt 2" in result.stderr
+    assert "t1 failed: rank 0 ended with exit code 3" in result.stderr
+    assert result.exit_code == 1
+
+
+def test_the_python_api(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AREAL_SKY_GATEWAY", head.url)
+    monkeypatch.setenv("AREAL_SKY_TOKEN", TOKENS["submit"])
+    scheduler = TaskScheduler()
+    assert scheduler.schedule_task(Task("x", gpus=4), priority=5) is TaskStatus.SCHEDULED
+    assert scheduler.schedule_task(Task(["echo", "a b"], gpus=4, workdir="/tmp/x y")) is TaskStatus.QUEUED
+    first, second = scheduler.handles
+    assert head.service.get("t2")["command"] == "cd '/tmp/x y' && { echo 'a b'\n}"
+    head.tick()
+    assert (first.status(), second.status()) == (TaskStatus.RUNNING, TaskStatus.QUEUED)
+    assert "0 of 1 fit now" in second.why()[-1][1]
+    assert track_runtime_metrics("t1", {"reward": 1.0})
+    assert first.metrics() == {"reward": 1.0}
+    head.service.push_log("t1", 1, 0, "out", 0, b"hi\n")
+    assert first.logs() == "hi\n"
+    assert second.cancel() is TaskStatus.CANCELLED
+    head.ray.finish("t1.1", 0, 0)
+    head.tick()
+    assert first.wait(5) is TaskStatus.SUCCEEDED
+    with pytest.raises(NotFound):
+        TaskHandle(head.gateway, "t9").status()  # type: ignore[arg-type]
+    head.server.should_exit = True
+    monkeypatch.setenv("AREAL_SKY_GATEWAY", "http://127.0.0.1:9")
+    assert not track_runtime_metrics("t1", {"reward": 1.0})
+
+
+def test_python_tasks_are_checked_before_they_travel() -> None:
+    with pytest.raises(InvalidInput, match="kind"):
+        Task("x", kind="trian").spec()
+    with pytest.raises(InvalidInput, match="duration"):
+        Task("x", deadline="2 moons").spec()
+    with pytest.raises(InvalidInput, match="cannot be pickled"):
+        lock = threading.Lock()
+        Task(lambda: print(lock)).spec()
+    now_s = time.time()
+    deadline_s = Task("x", deadline="2h", memory="512MB").spec().deadline_s
+    assert deadline_s is not None
+    assert 7199 < deadline_s - now_s < 7205
