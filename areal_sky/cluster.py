@@ -68,6 +68,7 @@ class Cluster:
                     return cls(home)
                 home.archive(now_s)
             supervise.check_reachable(spec)
+            supervise.load_policy(spec.scaling, source)
             home.create(source.to_json())
             _first_events(home, launch, now_s)
         return cls(home)

@@ -63,7 +63,8 @@ class GpuReader(Protocol):
 class RayNode:
     """A live Ray node. Labels carry cluster, group, replica and index as `areal-sky/<key>`.
 
-    `available_*` is what Ray would still give away: total less all placement groups, actors and tasks, foreign ones included.
+    `available_*` is what Ray would still give away: the total less all placement groups, actors and tasks, foreign
+    ones included.
     """
 
     node_id: str

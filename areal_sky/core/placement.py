@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from areal_sky.core.model import HEAD_GROUP, Bundle, NodeShape
-from areal_sky.core.nodeenv import GroupShape
 from areal_sky.units import format_gib
 
 # Below Ray's own resolution of resources (1e-4): what is closer than this is equal.
@@ -173,29 +172,6 @@ def empty_room(node_id: str, group: str, shape: NodeShape) -> NodeRoom:
     return room_of(node_id, group, shape, (shape.gpus, shape.cpus, shape.memory_gib))
 
 
-def could_ever_fit(ask: Ask, groups: Sequence[GroupShape], head: NodeShape | None = None) -> str | None:
-    """None when the gang fits the cluster at its largest and empty; else why not, with the nearest fit.
-
-    Without known groups nothing can be said, and None is returned.
-    """
-    if not groups:
-        return None
-    rooms: list[NodeRoom] = []
-    for g in groups:
-        # No gang puts bundles on more nodes than it has bundles.
-        most = min(g.max_replicas * g.nodes_per_replica, ask.count)
-        rooms += [empty_room(f"{g.name}/{i:06d}", g.name, g.shape) for i in range(most)]
-    if ask.group == HEAD_GROUP and head is not None:
-        rooms.append(empty_room(HEAD_GROUP, HEAD_GROUP, head))
-    if isinstance(fit(ask, rooms), Placement):
-        return None
-    known = [g for g in groups if ask.group in (None, g.name)]
-    if not known and ask.group != HEAD_GROUP:
-        return f"there is no group {ask.group!r} (known: {', '.join(sorted(g.name for g in groups))})"
-    lines = [_nearest(ask, g) for g in known]
-    return f"{describe(ask)} can never fit: " + "; ".join(lines)
-
-
 def describe(ask: Ask) -> str:
     """`4 bundles of 2 GPUs, 1 CPU`."""
     return f"{ask.count} bundle{'s' if ask.count > 1 else ''} of {describe_bundle(ask.bundle)}"
@@ -221,10 +197,11 @@ def _eligible(ask: Ask, room: NodeRoom) -> bool:
         return False  # the head keeps the cluster: work goes there only when it is asked for by name
     if ask.group is not None and room.group != ask.group:
         return False
-    return _accelerator_matches(ask, room.accelerator)
+    return accelerator_matches(ask, room.accelerator)
 
 
-def _accelerator_matches(ask: Ask, accelerator: str | None) -> bool:
+def accelerator_matches(ask: Ask, accelerator: str | None) -> bool:
+    """Whether a node with that accelerator may take the gang."""
     wanted = {a.lower() for a in ask.accelerators}
     return not wanted or (accelerator or "").lower() in wanted
 
@@ -242,7 +219,7 @@ def _candidate_sets(ask: Ask, rooms: Sequence[NodeRoom]) -> list[list[NodeRoom]]
 
 def _pack(ask: Ask, rooms: Sequence[NodeRoom]) -> Placement | None:
     """Like bundles into rooms: the node that takes all that is left and fits tightest, else the one that takes most."""
-    capacity = {r.node_id: _capacity(r, ask.bundle, ask.count) for r in rooms}
+    capacity = {r.node_id: bundles_on(r, ask.bundle, ask.count) for r in rooms}
     if sum(capacity.values()) < ask.count:
         return None
     left = ask.count
@@ -268,7 +245,7 @@ def _pack(ask: Ask, rooms: Sequence[NodeRoom]) -> Placement | None:
     return Placement(tuple(node_ids), tuple(devices))
 
 
-def _capacity(room: NodeRoom, bundle: Bundle, limit: int) -> int:
+def bundles_on(room: NodeRoom, bundle: Bundle, limit: int) -> int:
     n = 0
     while n < limit:
         taken = take(room, bundle)
@@ -324,7 +301,7 @@ def _reasons(ask: Ask, rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
     reasons: list[str] = []
     for group in sorted({r.group for r in eligible}):
         members = [r for r in eligible if r.group == group]
-        n = sum(_capacity(r, ask.bundle, ask.count) for r in members)
+        n = sum(bundles_on(r, ask.bundle, ask.count) for r in members)
         free = Bundle(
             sum(r.free_gpus for r in members), sum(r.cpus for r in members), sum(r.memory_gib for r in members)
         )
@@ -344,16 +321,3 @@ def _free(wanted: Bundle, free: Bundle) -> str:
     if wanted.memory_gib:
         parts.append(format_gib(free.memory_gib))
     return ", ".join(parts)
-
-
-def _nearest(ask: Ask, group: GroupShape) -> str:
-    nodes = group.max_replicas * group.nodes_per_replica
-    shape = group.shape
-    if not _accelerator_matches(ask, shape.accelerator):
-        has = shape.accelerator or "no accelerator"
-        return f"group {group.name} has {has}, not {' or '.join(ask.accelerators)}"
-    each = _capacity(empty_room("", group.name, shape), ask.bundle, ask.count)
-    node = describe_bundle(Bundle(shape.gpus, shape.cpus, shape.memory_gib))
-    if each == 0:
-        return f"one bundle is more than a whole node of group {group.name} ({node})"
-    return f"group {group.name} takes at most {min(each * nodes, ask.count)} of them ({nodes} nodes of {node})"

@@ -20,18 +20,18 @@ from areal_sky.spec.cluster import ScalingSpec
 WHERE = "scaling.policy"
 
 
-def scaling_policy(spec: ScalingSpec) -> Policy:
+def scaling_policy(spec: ScalingSpec, folder: Path | None = None) -> Policy:
     """The policy that the spec names, with the preset's numbers and over them `scaling.options`.
 
-    A preset goes before a built-in of the same name. Raises InvalidInput: no such policy, an option that it does not
-    know, a function that cannot be imported or called with one context.
+    A preset goes before a built-in of the same name. `folder` is where the spec lies. Raises InvalidInput: no such
+    policy, an option that it does not know, a function that cannot be imported or called with one context.
     """
     kind, numbers = spec.policy, dict[str, Any]()
     if ":" not in kind and (preset := _preset_file(kind)):
         kind, numbers = _read_preset(preset)
     options = {**numbers, **spec.options}
     if ":" in kind:
-        return _own(kind, options)
+        return _own(kind, options, folder)
     factory = BUILT_IN.get(kind)
     if factory is None:
         raise InvalidInput(f"{WHERE}: there is no policy {kind!r}{_hint(kind)}")
@@ -47,13 +47,13 @@ def policy_names() -> tuple[str, ...]:
     return tuple(sorted(presets | set(BUILT_IN)))
 
 
-def load_function(reference: str, where: str) -> Callable[..., Any]:
-    """What `module:function` points at; modules are also looked for in the current folder. Raises InvalidInput."""
+def load_function(reference: str, where: str, folder: Path | None = None) -> Callable[..., Any]:
+    """What `module:function` points at; modules are also looked for in `folder`. Raises InvalidInput."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise InvalidInput(f"{where}: {reference!r} must read module:function")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))
     try:
         target: Any = importlib.import_module(module_name)
     except Exception as e:  # whatever the user's module raises while it is imported
@@ -69,8 +69,8 @@ def load_function(reference: str, where: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", target)
 
 
-def _own(reference: str, options: Mapping[str, Any]) -> Policy:
-    function = load_function(reference, WHERE)
+def _own(reference: str, options: Mapping[str, Any], folder: Path | None) -> Policy:
+    function = load_function(reference, WHERE, folder)
     try:
         inspect.signature(function).bind(None, **options)
     except TypeError as e:

@@ -18,14 +18,15 @@ from areal_sky.core.events import ControllerStarted
 from areal_sky.core.launch import plan
 from areal_sky.core.model import LaunchPlan
 from areal_sky.core.reconcile import Patience
-from areal_sky.errors import AlreadyExists, Refused, StateError
+from areal_sky.core.scaling import Policy, hold
+from areal_sky.errors import AlreadyExists, InvalidInput, Refused, StateError
 from areal_sky.home import ClusterHome, locked
 from areal_sky.run.clock import SystemClock
 from areal_sky.run.controller import Controller
 from areal_sky.run.headlink import HeadLink
 from areal_sky.run.plugins import scaling_policy
 from areal_sky.spec import load_text
-from areal_sky.spec.cluster import ClusterSpec
+from areal_sky.spec.cluster import ClusterSpec, ScalingSpec
 from areal_sky.specfile import read_text
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def run_controller(cluster: ClusterHome, stop: threading.Event) -> None:
         link = HeadLink(lambda: cluster.gateway("operate"), clock.now)
         controller = Controller(
             spec, launch, store, cloud_for(cluster, spec, launch), link, clock,
-            scaling_policy(spec.scaling), LOCAL_PATIENCE,
+            _policy_or_hold(spec, cluster), LOCAL_PATIENCE,
         )  # fmt: skip
         store.append(clock.now(), ControllerStarted(os.getpid()))
         link.start()
@@ -134,6 +135,21 @@ def controller_runs(cluster: ClusterHome) -> bool:
     """Whether a live controller holds the cluster's lock."""
     with locked(cluster.dir / "controller.lock") as free:
         return not free
+
+
+def load_policy(spec: ScalingSpec, source: SpecSource) -> Policy:
+    """The scaling policy of a spec. Raises InvalidInput when it cannot be loaded."""
+    return scaling_policy(spec, Path(source.path).parent)
+
+
+def _policy_or_hold(spec: ClusterSpec, cluster: ClusterHome) -> Policy:
+    # `up` has checked it, but a file may be gone since; the cluster must be controlled, and ended, all the same.
+    try:
+        return load_policy(spec.scaling, SpecSource.saved(cluster))
+    except InvalidInput as e:
+        log.error("%s; until the controller is started again only a person scales", e)
+        why = f"{e}; only a person scales now"
+        return lambda context: hold(context, why)
 
 
 def _loop(controller: Controller, stop: threading.Event) -> None:

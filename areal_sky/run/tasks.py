@@ -12,7 +12,8 @@ from typing import Any
 
 from areal_sky.core import tasklife
 from areal_sky.core.model import HEAD_GROUP, GangDemand, TaskSpec, TaskState
-from areal_sky.core.placement import Placement, could_ever_fit, fit
+from areal_sky.core.permitted import could_ever_fit
+from areal_sky.core.placement import Placement, fit
 from areal_sky.core.queueing import explain, in_order, order_key, score
 from areal_sky.core.taskevents import Draining, Ended, Stopping, Submitted, TaskEvent, tell
 from areal_sky.core.tasklife import TaskRecord

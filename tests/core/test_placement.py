@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape
+from areal_sky.core.permitted import could_ever_fit
 from areal_sky.core.placement import (
     EPS,
     Ask,
@@ -17,7 +18,6 @@ from areal_sky.core.placement import (
     NodeRoom,
     NoFit,
     Placement,
-    could_ever_fit,
     empty_room,
     fit,
     occupy,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,7 +137,7 @@ def test_failed_launch_is_cleaned_up_and_retried_with_backoff() -> None:
     tried: list[float] = []
     for _ in range(400):
         tried += [world.now_s for e in world.tick() if isinstance(e, LaunchIntended)]
-    waits = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    waits = [b - a for a, b in pairwise(tried)]
     assert len(tried) >= 4
     assert waits == sorted(waits), "each wait is at least as long as the one before"
     world.refuse.clear()
@@ -230,4 +232,4 @@ def test_any_history_reaches_its_fixed_point(steps: list[tuple[str, int]]) -> No
     # Every paid second belongs to exactly one line per replica at a time.
     for name in {x.replica for x in world.state.ledger}:
         lines = [x for x in world.state.ledger if x.replica == name]
-        assert all(a.until_s is not None and a.until_s <= b.from_s for a, b in zip(lines, lines[1:], strict=False))
+        assert all(a.until_s is not None and a.until_s <= b.from_s for a, b in pairwise(lines))

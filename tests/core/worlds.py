@@ -29,7 +29,9 @@ def offer(market: str = "on_demand", price: float | None = 10.0) -> Offer:
     return Offer("aws", "us-east-1", None, "p3.16xlarge", SHAPE, market, price, "test")  # type: ignore[arg-type]
 
 
-def group(name: str, low: int = 1, high: int = 3, nodes: int = 1, market: str = "on_demand", base: int = 0) -> GroupPlan:
+def group(
+    name: str, low: int = 1, high: int = 3, nodes: int = 1, market: str = "on_demand", base: int = 0
+) -> GroupPlan:
     on_demand, spot = offer(), offer("spot", 3.0)
     return GroupPlan(
         name=name,

@@ -177,7 +177,7 @@ def test_a_killed_node_is_replaced_and_its_task_goes_on(shell: Shell) -> None:
         shell, f"test -e {marker} && echo resumed || {{ touch {marker}; sleep 60; }}; echo attempt $AREAL_SKY_ATTEMPT"
     )
     until(lambda: marker.exists())
-    replica = [r for r in shell.json("status", "whole")["replicas"] if r["group"] == "rollout"][0]["replica"]
+    replica = next(r["replica"] for r in shell.json("status", "whole")["replicas"] if r["group"] == "rollout")
     mark = f"{shell.home}/clusters/whole::{replica}/0"
     assert processes.kill_marked(mark) > 3
     ended = until(lambda: (t := task(shell, work))["state"] == "SUCCEEDED" and t, timeout_s=60)

@@ -94,7 +94,9 @@ def test_a_daemon_that_lives_is_adopted_and_a_reused_pid_is_not(tmp_path: Path) 
 
 def test_rays_environment_says_the_token_mode_and_carries_no_other_secret() -> None:
     env = raydaemon.ray_env(
-        {"PATH": "/bin", "AREAL_SKY_TOKENS": "t", "AREAL_SKY_RAY_TOKEN": "r", "RAY_ADDRESS": "auto"}, "tok", pretend=True
+        {"PATH": "/bin", "AREAL_SKY_TOKENS": "t", "AREAL_SKY_RAY_TOKEN": "r", "RAY_ADDRESS": "auto"},
+        "tok",
+        pretend=True,
     )
     assert env["RAY_AUTH_MODE"] == "token" and env["RAY_AUTH_TOKEN"] == "tok"
     assert "AREAL_SKY_TOKENS" not in env and "RAY_ADDRESS" not in env

@@ -83,10 +83,9 @@ def test_mistakes_have_words(spec, message):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty current folder for the user's modules; what was imported from it is forgotten."""
+    """An empty folder for the user's modules; what was imported from it is forgotten."""
     import sys
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield tmp_path
@@ -97,7 +96,7 @@ def here(tmp_path, monkeypatch):
 def test_a_module_that_does_not_import_is_the_users_mistake(here):
     (here / "broken_policy.py").write_text("raise RuntimeError('no such table')")
     with pytest.raises(InvalidInput, match="cannot import 'broken_policy': RuntimeError: no such table"):
-        scaling_policy(ScalingSpec(policy="broken_policy:f"))
+        scaling_policy(ScalingSpec(policy="broken_policy:f"), here)
 
 
 def test_the_guides_policy_works_as_written(here):
@@ -107,8 +106,8 @@ def test_the_guides_policy_works_as_written(here):
     (here / "spare.py").write_text(code)
     scaling = yaml.safe_load(block)["scaling"]
     assert scaling["options"] == {"spare": 2}
-    one = scaling_policy(ScalingSpec(policy=scaling["policy"]))
-    two = scaling_policy(ScalingSpec(policy=scaling["policy"], options=scaling["options"]))
+    one = scaling_policy(ScalingSpec(policy=scaling["policy"]), here)
+    two = scaling_policy(ScalingSpec(policy=scaling["policy"], options=scaling["options"]), here)
     assert decide(one, context(busy=3)).desired == 4
     assert decide(two, context(busy=3)).desired == 5
     assert decide(two, context(busy=3, idle=1, starting=1)).desired == 5  # as it is: one empty, one on its way

@@ -195,7 +195,7 @@ def _print_report(report: dict[str, Any]) -> None:
         if g["group"] == "head":
             continue
         size = f"{g['ready']} of {g['desired']} ready" + (f" ({g['min']}..{g['max']})" if g["min"] != g["max"] else "")
-        console.print(f"  {g['group']}: {size}  [dim]{g['by']}: {g['reason']}[/]", soft_wrap=True)
+        echo_line(f"{size}  {g['by']}: {g['reason']}", lead=f"  {g['group']}: ")
     if not report["replicas"]:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
