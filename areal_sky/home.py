@@ -134,12 +134,19 @@ def choose_cluster(name: str | None) -> ClusterHome:
             known = ", ".join(c.name for c in clusters()) or "none"
             raise NotFound(f"no cluster {name!r} (known: {known})")
         return chosen
-    live = [c for c in clusters() if c.state().down_s is None]
+    live = [c for c in clusters() if _is_live(c)]
     if len(live) == 1:
         return live[0]
     if not live:
         raise NotFound("no cluster is up: `areal-sky up FILE` brings one up")
     raise InvalidInput(f"several clusters are up: name one with -c ({', '.join(c.name for c in live)})")
+
+
+def _is_live(cluster: ClusterHome) -> bool:
+    try:
+        return cluster.state().down_s is None
+    except StateError:
+        return False  # one damaged cluster must not stand in the way of the others; `status` shows it
 
 
 def write_private(path: Path, text: str) -> None:

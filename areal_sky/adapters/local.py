@@ -147,7 +147,10 @@ class LocalCloud:
         """The head's two ports: picked free once, then kept, since nodes are told them before the head is up."""
         file = self._dir / "ports.json"
         try:
-            return json.loads(file.read_text())
+            ports: dict[str, int] = json.loads(file.read_text())
+            # Kept while anything of the cluster lives; before the first node, somebody may have taken them.
+            if self._alive() or all(processes.port_is_free(p, "0.0.0.0") for p in ports.values()):
+                return ports
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as e:

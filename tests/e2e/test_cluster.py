@@ -156,6 +156,20 @@ def answers(shell: Shell) -> bool:
     return True
 
 
+def test_a_command_that_does_not_exist_fails_with_its_message(shell: Shell) -> None:
+    missing = submit(shell, "no-such-command --please")
+    ended = until(lambda: (t := task(shell, missing))["state"] == "FAILED" and t)
+    assert ended["exit_codes"] == {"0": 127}
+    assert "no-such-command" in gateway(shell).logs(missing, stream="err")["text"]
+    assert "127" in shell.run("why", missing)
+
+
+def test_a_gang_that_can_never_fit_is_refused_at_submit(shell: Shell) -> None:
+    said = shell.run("submit", "--gpus", "1", "--bundles", "5", "--", "true", code=3)
+    assert "can never fit" in said and "group rollout takes at most 4 of them" in said
+    assert "can never fit" not in shell.run("queue")
+
+
 def test_scale_up_and_down_with_drain(shell: Shell) -> None:
     shell.run("scale", "rollout=+1", "--wait")
     assert shell.json("status", "whole")["tasks"] == {"running": 0, "waiting": 0}

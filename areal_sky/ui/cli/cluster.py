@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from areal_sky.errors import InvalidInput
+from areal_sky.errors import ArealSkyError, InvalidInput
 from areal_sky.ui.cli.lines import echo_line
 
 INFRA_HELP = "Where to run, instead of the spec's `infra` (`local`: on this machine)."
@@ -164,14 +164,24 @@ def run_in_foreground(cluster: Any) -> None:
 def _print_status(homes: list[Any], as_json: bool) -> None:
     from areal_sky.cluster import Cluster
 
-    reports = [Cluster(h).status() for h in homes]
+    reports: list[dict[str, Any]] = []
+    for home in homes:
+        try:
+            reports.append(Cluster(home).status())
+        except ArealSkyError as e:
+            if len(homes) == 1:
+                raise
+            reports.append({"cluster": home.name, "state": "UNREADABLE", "problem": str(e)})
     if as_json:
         click.echo(json.dumps(reports if len(reports) != 1 else reports[0]))
         return
     if not reports:
         click.echo("no clusters; `areal-sky up FILE` brings one up")
     for report in reports:
-        _print_report(report)
+        if "problem" in report:
+            echo_line(f"{report['cluster']}  {report['state']}  {report['problem']}")
+        else:
+            _print_report(report)
 
 
 def _print_report(report: dict[str, Any]) -> None:
