@@ -28,6 +28,7 @@ DOORS = {
     "torch": {"adapters/torch_memory.py"},
     "boto3": {"adapters/aws.py"},
     "httpx": {"adapters/gateway_client.py"},
+    "sqlite3": {"adapters/"},
     "psutil": {"adapters/"},
     "fastapi": {"ui/"}, "uvicorn": {"ui/"}, "rich": {"ui/"}, "click": {"ui/"},
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_sky.adapters.store import EventStore, RecordLog
+from areal_sky.adapters.store import EventStore
 from areal_sky.core.events import ClusterCreated, GroupDesired, ReplicaReady
 from areal_sky.errors import StateError
 
@@ -46,11 +46,13 @@ def test_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="newer areal_sky"):
         EventStore(path)
     with sqlite3.connect(path) as db:
-        assert db.execute("SELECT count(*) FROM log").fetchone() == (1,)
+        assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
 
 
 def test_unknown_event_is_refused(tmp_path: Path) -> None:
-    RecordLog(tmp_path / "e.db").append(0.0, [("FromTheFuture", {})])
+    EventStore(tmp_path / "e.db").close()
+    with sqlite3.connect(tmp_path / "e.db") as db:
+        db.execute("INSERT INTO events VALUES (1, 0.0, 'FromTheFuture', '{}')")
     with pytest.raises(StateError, match="FromTheFuture"):
         EventStore(tmp_path / "e.db").read()
 
@@ -63,7 +65,7 @@ def test_damaged_file_is_copied_and_left_alone(tmp_path: Path) -> None:
         EventStore(path)
     assert str(path) in str(caught.value)
     assert path.read_bytes() == before
-    assert (tmp_path / "e.db.damaged").read_bytes() == before
+    assert (tmp_path / "e.db.refused").read_bytes() == before
 
 
 def test_damage_in_the_middle_is_found_on_reading(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_full_disk_is_said_and_appends_nothing(tmp_path: Path) -> None:
     path = tmp_path / "e.db"
     store = EventStore(path)
     store.append(0.0, ClusterCreated("c"))
-    store._log._db.execute("PRAGMA max_page_count=3")  # sqlite then answers as on a full disk
+    store._db._db.execute("PRAGMA max_page_count=3")  # sqlite then answers as on a full disk
     with pytest.raises(StateError, match="full"):
         for _ in range(50):
             store.append(0.0, GroupDesired("rollout", 1, "x" * 4000, "user"))

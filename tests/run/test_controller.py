@@ -167,7 +167,7 @@ def test_restart_at_every_tick_launches_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_down_from_another_process(bench: Bench) -> None:
-    EventStore(bench.store._log._path).append(bench.clock.now(), DownRequested("asked for", 5.0))
+    EventStore(bench.store._db.path).append(bench.clock.now(), DownRequested("asked for", 5.0))
     bench.run(30)
     assert bench.controller.done and bench.cloud.machines() == ()
 

@@ -91,16 +91,16 @@ def test_a_newer_journal_is_refused_and_kept(tmp_path: Path) -> None:
     journal.append(EVENTS)
     journal.close()
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE meta SET value = '99'")
+        db.execute("PRAGMA user_version = 99")
     db.close()
     before = path.read_bytes()
-    with pytest.raises(StateError, match=r"newer areal_sky \(schema 99.*journal\.db\.refused"):
+    with pytest.raises(StateError, match=r"newer areal_sky \(format 99.*journal\.db\.refused"):
         Journal(path)
     assert path.read_bytes() == before
     assert (tmp_path / "journal.db.refused").read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["garbage", "cut", "no schema"])
+@pytest.mark.parametrize("damage", ["garbage", "cut", "no version"])
 def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "journal.db"
     journal = Journal(path)
@@ -113,12 +113,12 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path, damage: str) -> N
         path.write_bytes(data[: len(data) // 2])
     else:
         db = sqlite3.connect(path)
-        db.execute("DELETE FROM meta")
+        db.execute("PRAGMA user_version = 0")
         db.commit()
         db.close()
     before = path.read_bytes()
     for _ in range(2):  # a restart loop tries again and must not pile up copies
-        with pytest.raises(StateError, match=r"damaged.*left as it is.*move the file away"):
+        with pytest.raises(StateError, match=r"damaged.*left as it is.*move it away"):
             Journal(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.glob("*.refused")] == ["journal.db.refused"]
@@ -126,20 +126,20 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path, damage: str) -> N
 
 def test_a_row_of_the_future_is_an_error_not_a_guess(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
-    journal._db.execute("INSERT INTO events (t_s, task_id, kind, body) VALUES (1, 't1', 'Teleported', '{}')")
+    journal._db._db.execute("INSERT INTO events (t_s, task_id, kind, body) VALUES (1, 't1', 'Teleported', '{}')")
     with pytest.raises(StateError, match="Teleported"):
         journal.read()
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="cannot write the task journal"):
+    with pytest.raises(StateError, match="cannot write beside the task journal"):
         Journal(tmp_path / "file" / "journal.db")
 
 
 def test_a_failed_append_leaves_nothing_behind(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
-    journal._db.execute("PRAGMA max_page_count = 8")  # a full disk
+    journal._db._db.execute("PRAGMA max_page_count = 8")  # a full disk
     big = TaskEvent(1.0, "t1", Submitted(1, TaskSpec("train", command="x" * 60_000)))
     with pytest.raises(StateError, match="full"):
         journal.append([EVENTS[0], big])

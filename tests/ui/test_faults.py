@@ -62,7 +62,7 @@ def test_damaged_state_is_refused_copied_and_left_alone(cli: Cli, command: tuple
     db.parent.mkdir(parents=True)
     db.write_bytes(b"rubbish" * 2000)
     said = cli(*command, code=1)
-    assert "damaged" in said and "events.db.damaged" in said
+    assert "damaged" in said and "events.db.refused" in said
     assert db.read_bytes() == b"rubbish" * 2000
     assert "damaged" in cli("up", cli.spec("c"), code=1)
     assert db.read_bytes() == b"rubbish" * 2000
@@ -75,7 +75,7 @@ def test_newer_state_is_refused_and_left_alone(cli: Cli) -> None:
         connection.execute("PRAGMA user_version=99")
     assert "upgrade areal_sky" in cli("up", cli.spec("c"), code=1)
     with sqlite3.connect(db) as connection:
-        assert connection.execute("SELECT count(*) FROM log").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM events").fetchone() == (1,)
 
 
 def test_one_damaged_cluster_does_not_hide_the_others(cli: Cli) -> None:
