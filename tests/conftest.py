@@ -10,7 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# A slow machine is no failure: what must be quick is measured in benchmarks/.
+settings.register_profile("areal_sky", deadline=None)
+settings.load_profile("areal_sky")
 _session_home = Path(tempfile.mkdtemp(prefix="areal_sky_tests_"))
 
 
