@@ -8,12 +8,12 @@ STAMP := .venv/.installed
 # Byte code must be kept: without it every command pays a second of compiling.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-slurm lint bench clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
-		|| grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST)
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|' 2>/dev/null \
+		|| grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with all that demo, tests and benchmarks need
 
@@ -33,6 +33,10 @@ lint: setup ## ruff and pyright
 
 test: lint ## lint, then every test that needs no Slurm
 	$(BIN)/python -m pytest -q -m 'not slurm'
+
+test-slurm: setup ## end-to-end tests with real SkyPilot on a local Slurm cluster (root on Debian: installs what it needs)
+	@tests/testbed/packages.sh
+	$(BIN)/python -m pytest -q -m slurm tests/slurm
 
 bench: setup ## every benchmark against benchmarks/bounds.yaml
 	$(BIN)/python -m benchmarks --check

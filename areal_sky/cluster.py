@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_sky.core.cost import Bill, bill
+from areal_sky.core.cost import Bill, Breakdown
 from areal_sky.core.events import ClusterCreated, DownRequested, Event, GroupDesired, Record, fold
+from areal_sky.core.market import offer_for
 from areal_sky.core.model import ClusterState, GroupPlan, LaunchPlan, ReplicaState
-from areal_sky.core.reconcile import offer_for
 from areal_sky.core.scaling import ScalingDecision
 from areal_sky.errors import AlreadyExists, InvalidInput, NotFound, Refused, StateError
 from areal_sky.home import ClusterHome, choose_cluster, locked
 from areal_sky.run import supervise
 from areal_sky.run.controller import first_wishes
+from areal_sky.run.names import check_names, names_ahead
 from areal_sky.spec.cluster import ClusterSpec
 from areal_sky.units import format_usd
 
@@ -49,25 +50,31 @@ class Cluster:
         """Records the cluster's intent and nothing more: the controller does the rest.
 
         Idempotent: the same spec again changes nothing. Raises SpecError, Refused (over budget, infra not reachable),
-        AlreadyExists (the name is taken by a cluster with another spec).
+        AlreadyExists (the name is taken by a cluster with another spec, or its replicas' names by another cluster).
         """
         now_s = time.time()
         source = supervise.SpecSource.read(Path(path), infra)
-        spec, launch = source.load()
+        spec = source.spec()
+        supervise.check_reachable(spec)
         home = ClusterHome(spec.name)
+        ahead = None
+        if not home.exists() or home.state().down_s is not None:
+            ahead = names_ahead(spec)
+            source = source.with_offers()
         with locked(home.dir.with_name(f".{home.name}.lock"), wait_s=30.0) as mine:
             if not mine:
                 raise AlreadyExists(f"another `up` of {spec.name!r} has been at it for 30 s")
+            if home.exists() and home.state().down_s is None:
+                if supervise.SpecSource.saved(home) != source:
+                    raise AlreadyExists(
+                        f"cluster {spec.name!r} is up with another spec: `areal-sky down {spec.name}` first, "
+                        "or give this one another `name`"
+                    )
+                return cls(home)
+            spec, launch = source.load()
+            check_names(spec, launch, ahead)
             if home.exists():
-                if home.state().down_s is None:
-                    if supervise.SpecSource.saved(home) != source:
-                        raise AlreadyExists(
-                            f"cluster {spec.name!r} is up with another spec: `areal-sky down {spec.name}` first, "
-                            "or give this one another `name`"
-                        )
-                    return cls(home)
                 home.archive(now_s)
-            supervise.check_reachable(spec)
             supervise.load_policy(spec.scaling, source)
             home.create(source.to_json())
             _first_events(home, launch, now_s)
@@ -119,10 +126,17 @@ class Cluster:
         return True
 
     def leftovers(self) -> list[Leftover]:
-        """Processes of the cluster that still run on this machine."""
+        """What still runs of a cluster that went down: processes here, or clusters that SkyPilot lists.
+
+        That SkyPilot could not be asked is in the list too.
+        """
         spec, launch = self.spec_and_plan()
-        cloud = supervise.cloud_for(self.home, spec, launch)
-        return [Leftover(f"process {pid} of {self.name}") for pid in cloud.pids()]
+        if spec.is_local:
+            cloud = supervise.local_cloud(self.home, spec, launch)
+            return [Leftover(f"process {pid} of {self.name}") for pid in cloud.pids()]
+        from areal_sky.run.skyside import still_listed
+
+        return [Leftover(x) for x in still_listed(self.home)]
 
     # ------------------------------------------------------------ growing and shrinking
 
@@ -188,10 +202,11 @@ class Cluster:
 
         return why(self.home, subject)
 
-    def cost(self) -> Bill:
-        """The bill so far."""
-        _, launch = self.spec_and_plan()
-        return bill(self.state(), launch, time.time())
+    def cost(self, by: Breakdown = "group") -> Bill:
+        """The bill so far, by group, role (kind of task), replica or task. Works after the cluster's end, too."""
+        from areal_sky.run.bills import read_bill
+
+        return read_bill(self.home, by, time.time())
 
     def spec_and_plan(self) -> tuple[ClusterSpec, LaunchPlan]:
         """What the cluster was brought up with."""

@@ -8,6 +8,7 @@ from typing import Literal
 from areal_sky.errors import StateError
 
 DataName = Literal["policies", "task_yamls", "examples"]
+NAMES: tuple[DataName, ...] = ("policies", "task_yamls", "examples")
 
 
 def data_dir(name: DataName) -> Path:

@@ -7,6 +7,7 @@
     |-- NotFound                 no such cluster, group, replica or task
     |-- AlreadyExists            the name is taken: attach to it, or choose another
     |-- NoCapacity               nothing to be had here now: try another offer, or later
+    |   `-- QuotaExceeded        the cloud would have it, but not for this account: ask for more, or go elsewhere
     |-- Unreachable              the head, controller or API server does not answer: try again
     |-- Unauthorized             a token is missing or lacks the right
     `-- StateError               local state cannot be read or written: the message says how to go on
@@ -75,6 +76,10 @@ class AlreadyExists(ArealSkyError):
 
 class NoCapacity(ArealSkyError):
     """Nothing to be had here now."""
+
+
+class QuotaExceeded(NoCapacity):
+    """The account may not have more of it."""
 
 
 class Unreachable(ArealSkyError):

@@ -34,12 +34,15 @@ def home() -> Path:
 class ClusterHome:
     """The files of one cluster. Nothing is created before `create()`."""
 
-    def __init__(self, name: str):
-        """Raises InvalidInput for a name that no cluster can have."""
+    def __init__(self, name: str, folder: Path | None = None):
+        """`folder` is where the state lies, the usual place by default.
+
+        Raises InvalidInput for a name that no cluster can have.
+        """
         if not NAME.fullmatch(name):
             raise InvalidInput(f"{name!r} is no cluster name: 1 to 26 of a-z, 0-9 and '-', starting with a letter")
         self.name = name
-        self.dir = home() / "clusters" / name
+        self.dir = folder or home() / "clusters" / name
         self.events_db = self.dir / "events.db"
         self.spec_file = self.dir / "spec.json"
         self.tokens_file = self.dir / "tokens.json"
@@ -104,7 +107,13 @@ class ClusterHome:
         try:
             return json.loads((self.head_dir / "address.json").read_text())
         except (OSError, ValueError):
-            raise Unreachable(f"the head of {self.name!r} is not up (see `areal-sky status {self.name}`)") from None
+            raise Unreachable(self._no_head()) from None
+
+    def _no_head(self) -> str:
+        try:
+            return f"no way to the head of {self.name!r} yet: {(self.head_dir / 'tunnel.problem').read_text()}"
+        except OSError:
+            return f"the head of {self.name!r} is not up (see `areal-sky status {self.name}`)"
 
     def gateway(self, right: Right = "read") -> GatewayClient:
         """A client of the head with that right. Raises NotFound, Unreachable."""
@@ -124,6 +133,14 @@ def clusters() -> list[ClusterHome]:
     except OSError as e:
         raise StateError(f"cannot read {folder}: {e}") from None
     return [c for c in map(ClusterHome, names) if c.exists()]
+
+
+def past_clusters() -> list[ClusterHome]:
+    """Clusters that went down and whose name was used again since, by name, oldest first. Only for reading."""
+    folder = home() / "archive"
+    found = sorted(folder.glob("*-*Z")) if folder.is_dir() else []
+    past = [(p.name.rpartition("-")[0], p) for p in found]
+    return [c for c in (ClusterHome(name, p) for name, p in past if NAME.fullmatch(name)) if c.exists()]
 
 
 def choose_cluster(name: str | None) -> ClusterHome:

@@ -18,12 +18,19 @@ BENCHMARKS = {
     "cli_startup": "how long `areal-sky --help` and `areal-sky check FILE` take",
     "controller_tick": "one tick() over 100 replicas, and the memory of an idle controller",
     "local_up": "`up` on local to the first task running, against bare Ray",
+    "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")
 
 
 def measure(name: str) -> dict[str, float]:
     return importlib.import_module(f"benchmarks.{name}").measure()
+
+
+def why_not(name: str) -> str | None:
+    """Why the benchmark cannot run on this machine, in words; None when it can."""
+    reason = getattr(importlib.import_module(f"benchmarks.{name}"), "why_not", None)
+    return reason() if reason else None
 
 
 def report(name: str, figures: dict[str, float]) -> dict[str, Any]:
@@ -62,6 +69,11 @@ def main() -> int:
         return 0
     too_much: list[str] = []
     for name in [args.name] if args.name else BENCHMARKS:
+        if reason := why_not(name):
+            print(f"{name}: not run: {reason}", file=sys.stderr)
+            if args.name:
+                return 1
+            continue
         figures = measure(name)
         if args.json:
             print(json.dumps(report(name, figures)), flush=True)

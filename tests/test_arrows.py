@@ -23,7 +23,7 @@ TOP_LEVEL = {
 }  # fmt: skip
 DOORS = {
     "ray": {"adapters/raycluster.py", "run/runner.py"},  # the runner lives inside a Ray actor
-    "sky": {"adapters/skypilot.py"},
+    "sky": {"adapters/skypilot/"},
     "pynvml": {"adapters/nvml.py"},
     "torch": {"adapters/torch_memory.py"},
     "boto3": {"adapters/aws.py"},

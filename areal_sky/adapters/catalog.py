@@ -55,3 +55,12 @@ def _row_offers(row: dict[str, str], commits: dict[str, str]) -> list[Offer]:
         for market in markets
         if row[market]
     ]
+
+
+def listed_price(cloud: str, region: str, instance_type: str, market: str) -> float | None:
+    """What the shipped table says such a machine costs per hour; None when it does not list it."""
+    wanted = (cloud, region, instance_type, market)
+    prices = (
+        o.price_usd_per_hour for o in shipped_offers() if (o.cloud, o.region, o.instance_type, o.market) == wanted
+    )
+    return next(prices, None)

@@ -13,7 +13,7 @@ from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.core.model import GangDemand, GroupPlan, Machine, MachineState, NodeView
 from areal_sky.core.telemetry import Validity
 from areal_sky.core.view import HeadView, ReplicaLoad
-from areal_sky.errors import NoCapacity
+from areal_sky.errors import NoCapacity, Unreachable
 
 
 @dataclass(slots=True)
@@ -38,6 +38,7 @@ class FakeCloud:
     boot_s: float = 0.0
     stop_s: float = 0.0
     refuse: str = ""  # a reason: every launch raises NoCapacity with it
+    silent: str = ""  # a reason: nothing is known of the machines
     calls: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     _launched: dict[str, tuple[float, GroupPlan]] = field(default_factory=dict[str, tuple[float, GroupPlan]])
     _ending: dict[str, float] = field(default_factory=dict[str, float])
@@ -50,6 +51,11 @@ class FakeCloud:
         return f"fake-{request.replica}"
 
     def machines(self) -> tuple[Machine, ...]:
+        if self.silent:
+            raise Unreachable(self.silent)
+        return self._machines()
+
+    def _machines(self) -> tuple[Machine, ...]:
         now_s = self.clock.now_s
         for replica in [r for r, end_s in self._ending.items() if now_s - end_s >= self.stop_s]:
             self.vanish(replica)
@@ -63,6 +69,9 @@ class FakeCloud:
         if replica in self._launched:
             self._ending.setdefault(replica, self.clock.now_s)
 
+    def doubt(self, replica: str) -> None:
+        self.calls.append(("doubt", replica))
+
     def vanish(self, replica: str) -> None:
         """The machine is gone without anybody having asked: a reclaim, a power cut."""
         self._launched.pop(replica, None)
@@ -70,7 +79,7 @@ class FakeCloud:
 
     def up(self) -> dict[str, GroupPlan]:
         """The replicas that are up now, with their plan."""
-        up = {m.replica for m in self.machines() if m.state is MachineState.UP}
+        up = {m.replica for m in self._machines() if m.state is MachineState.UP}
         return {replica: plan for replica, (_, plan) in self._launched.items() if replica in up}
 
     def _state(self, replica: str, since_s: float, now_s: float) -> MachineState:

@@ -15,6 +15,7 @@ from areal_sky import errors
 from areal_sky.core.model import Bundle, GangDemand, NodeShape, NodeView, TaskSpec
 from areal_sky.core.taskspec import task_spec_to_json
 from areal_sky.core.telemetry import Validity
+from areal_sky.core.usage import Usage, usage_from_json
 from areal_sky.core.view import HeadView, ReplicaLoad
 from areal_sky.errors import ArealSkyError, Unauthorized, Unreachable
 
@@ -96,6 +97,10 @@ class GatewayClient:
 
     def view(self) -> HeadView:
         return head_view_from_json(self._call("GET", "/v1/view"))
+
+    def usage(self, since_s: float = 0.0) -> Usage:
+        """Who held which part of which node, of all holds that were open at or after `since_s` (Unix time)."""
+        return usage_from_json(self._call("GET", "/v1/usage", params={"since_s": since_s}))
 
     def gpus(self, seconds: float = 60) -> dict[str, Any]:
         return self._call("GET", "/v1/gpus", params={"seconds": seconds})

@@ -21,6 +21,7 @@ from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.core.launch import head_env, node_env
 from areal_sky.core.model import HEAD_GROUP, LaunchPlan, Machine, MachineState
 from areal_sky.core.nodeenv import NODE_MARK
+from areal_sky.core.tasksources import MASK
 from areal_sky.errors import NoCapacity, StateError
 from areal_sky.spec.cluster import ClusterSpec
 
@@ -79,6 +80,9 @@ class LocalCloud:
                 (folder / name).unlink(missing_ok=True)
             shutil.rmtree(self._ray_tmp(folder), ignore_errors=True)
 
+    def doubt(self, replica: str) -> None:
+        """See `ports.Cloud`. Every look here is a new one."""
+
     def pids(self, replica: str | None = None) -> list[int]:
         """Every live process of one replica, or of the whole cluster."""
         prefix = self._mark_prefix() + (f"{replica}/" if replica else "")
@@ -104,7 +108,7 @@ class LocalCloud:
         ours = ("AREAL_SKY_", "RAY_", "SKYPILOT_")
         env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         for block in ("envs", "secrets"):
-            env |= {k: str(v) for k, v in (self._spec.task.get(block) or {}).items() if v is not None}
+            env |= {k: str(v) for k, v in (self._spec.task.get(block) or {}).items() if v not in (None, MASK)}
         ports = self._ports()
         if request.plan.name == HEAD_GROUP:
             head = head_env(

@@ -29,19 +29,26 @@ class Cloud(Protocol):
     """Where replicas come from. No method blocks for longer than a local call takes."""
 
     def launch(self, request: LaunchRequest) -> str:
-        """Start bringing up a replica; returns a request id at once.
+        """Start bringing up a replica; returns the request's id at once, "" while it is not known yet: ask again.
 
         Idempotent by replica name: launching what exists changes nothing.
-        Raises NoCapacity when refused at once.
+        Raises what refused it: NoCapacity, Refused, AlreadyExists, Unauthorized, Unreachable.
         """
         ...
 
     def machines(self) -> tuple[Machine, ...]:
-        """All replicas of this cluster that exist in any form, those of crashed launches included."""
+        """All replicas of this cluster that exist in any form, those of crashed launches included.
+
+        Raises Unreachable while nothing is known for sure.
+        """
         ...
 
     def terminate(self, replica: str) -> None:
         """Start ending a replica; repeat until `machines()` no longer lists it. Unknown names are no error."""
+        ...
+
+    def doubt(self, replica: str) -> None:
+        """Something is wrong with the replica: look at its machines anew, and soon. Repeating it is harmless."""
         ...
 
 

@@ -107,6 +107,15 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections there. Raises OSError."""
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind((host, port))
+    s.listen(2048)
+    return s
+
+
 def rss_mib(pid: int) -> float:
     """Resident memory of one process."""
     return psutil.Process(pid).memory_info().rss / 2**20

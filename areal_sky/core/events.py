@@ -60,7 +60,10 @@ class ScalingHeld(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaunchIntended(Event):
-    """Written before the cloud is asked: from here on the replica may exist."""
+    """Written before the cloud is asked: from here on the replica may exist. Prices per node and hour.
+
+    `fallback`: on demand only because spot could not be had.
+    """
 
     replica: str
     group: str
@@ -69,6 +72,8 @@ class LaunchIntended(Event):
     market: str
     price_usd_per_hour: float | None
     reason: str
+    on_demand_usd_per_hour: float | None = None
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,26 @@ class LaunchAccepted(Event):
     replica: str
     request_id: str
     adopted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNoted(Event):
+    """What its start waits for, or why an attempt to end it failed. Recorded when the words change."""
+
+    replica: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloudSilent(Event):
+    """Nothing is known of the machines, so nothing is done about them until the cloud answers again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloudAnswers(Event):
+    """The cloud answers again after a silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +117,15 @@ class ReplicaReady(Event):
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed(Event):
-    """`retry_at_s`: the group launches nothing before that time."""
+    """`retry_at_s`: the group launches nothing before that time.
+
+    `no_capacity`: there was none to be had, or none within quota, in the replica's market.
+    """
 
     replica: str
     reason: str
     retry_at_s: float
+    no_capacity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +172,7 @@ EVENTS: dict[str, type[Event]] = {
     for c in (
         ClusterCreated, ControllerStarted, GroupDesired, ScalingHeld, LaunchIntended, LaunchAccepted,
         ReplicaProvisioned, ReplicaReady, LaunchFailed, DrainStarted, ReplicaLost, TerminateIntended,
-        ReplicaGone, DownRequested, ClusterDown,
+        ReplicaGone, DownRequested, ClusterDown, ReplicaNoted, CloudSilent, CloudAnswers,
     )
 }  # fmt: skip
 
@@ -194,6 +223,7 @@ def apply(state: ClusterState, record: Record) -> ClusterState:
             replica = Replica(
                 name=e.replica, group=e.group, slot=e.slot, state=ReplicaState.QUEUED, since_s=t_s,
                 nodes=e.nodes, market=e.market, price_usd_per_hour=e.price_usd_per_hour, reason=e.reason,
+                on_demand_usd_per_hour=e.on_demand_usd_per_hour, fallback=e.fallback,
             )  # fmt: skip
             return _with_replica(state, replica)
         case LaunchAccepted() as e:
@@ -202,10 +232,23 @@ def apply(state: ClusterState, record: Record) -> ClusterState:
             line = LedgerLine(
                 replica=replica.name, group=replica.group, market=replica.market, nodes=replica.nodes,
                 price_usd_per_hour=replica.price_usd_per_hour, from_s=t_s, until_s=None,
+                on_demand_usd_per_hour=replica.on_demand_usd_per_hour,
             )  # fmt: skip
             return replace(state, ledger=(*state.ledger, line))
         case ReplicaProvisioned(replica=name):
-            return _with_replica(state, _moved(state, name, ReplicaState.PROVISIONED, t_s))
+            replica = _moved(state, name, ReplicaState.PROVISIONED, t_s)
+            state = _with_replica(state, replica)
+            group = state.groups.get(replica.group)
+            if group is None or replica.market != "spot":
+                return state
+            return _with_group(state, replace(group, spot_refused_since_s=None, spot_refused_s=None))
+        case ReplicaNoted(replica=name, note=note):
+            replica = state.replicas.get(name)
+            return state if replica is None else _with_replica(state, replace(replica, note=note))
+        case CloudSilent(reason=reason):
+            return replace(state, cloud_problem=reason)
+        case CloudAnswers():
+            return replace(state, cloud_problem="")
         case ReplicaReady(replica=name):
             replica = replace(_moved(state, name, ReplicaState.READY, t_s), ready_s=t_s)
             state = _with_replica(state, replica)
@@ -217,9 +260,13 @@ def apply(state: ClusterState, record: Record) -> ClusterState:
             group = state.groups.get(replica.group)
             if group is None:
                 return state
-            return _with_group(
-                state, replace(group, failures=group.failures + 1, retry_at_s=e.retry_at_s)
+            group = replace(
+                group, failures=group.failures + 1, retry_at_s=e.retry_at_s, failed_market=replica.market
             )
+            if e.no_capacity and replica.market == "spot":
+                since_s = t_s if group.spot_refused_since_s is None else group.spot_refused_since_s
+                group = replace(group, spot_refused_since_s=since_s, spot_refused_s=t_s)
+            return _with_group(state, group)
         case DrainStarted() as e:
             replica = _moved(state, e.replica, ReplicaState.DRAINING, t_s, e.reason)
             return _with_replica(state, replace(replica, drain_deadline_s=e.deadline_s))

@@ -6,11 +6,14 @@ the whole cluster costs least at its largest. `infra: local` has no region; its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from areal_sky.core.model import HEAD_GROUP, GroupPlan, LaunchPlan, NodeShape, Offer, replica_name
+from areal_sky.core import advice
+from areal_sky.core.market import NO_SPOT_CLOUDS
+from areal_sky.core.model import HEAD_GROUP, GroupPlan, LaunchPlan, NodeShape, Offer, SpotPatience, replica_name
 from areal_sky.core.nodeenv import (
     DEFAULT_GATEWAY_PORT,
     DEFAULT_LEASE_S,
@@ -20,9 +23,10 @@ from areal_sky.core.nodeenv import (
     NodeEnv,
 )
 from areal_sky.core.offers import (
-    NO_SPOT_CLOUDS,
+    NO_PRICE,
     UNPRICED_CLOUDS,
     Choice,
+    Known,
     MachineType,
     Notes,
     best_first,
@@ -32,7 +36,7 @@ from areal_sky.core.offers import (
 )
 from areal_sky.core.prices import within_budget
 from areal_sky.core.unlisted import guessed, pretend, scaled
-from areal_sky.errors import InvalidInput
+from areal_sky.errors import InvalidInput, Refused
 from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec
 
 Region = tuple[str, str | None]  # cloud, region
@@ -41,29 +45,52 @@ Region = tuple[str, str | None]  # cloud, region
 HEAD_CPUS = 4.0
 HEAD_MEMORY_GIB = 16.0
 MAX_ALTERNATIVES = 5
+MAX_PLACES = 3
 UNBOUNDED = 1e6  # vCPUs or GiB: more than any machine has, and a number that JSON can carry
 
 
-def plan(spec: ClusterSpec, offers: Sequence[Offer]) -> LaunchPlan:
+def plan(spec: ClusterSpec, offers: Sequence[Offer] | Known) -> LaunchPlan:
     """Choose an offer for the head and for every group, and say what is guessed and what is not known.
 
-    Raises Refused when the least that would run costs more per hour than `budget.max_hourly_usd`.
+    Raises Refused with every reason why it must not be launched so: over `budget.max_hourly_usd` even at the least
+    that would run, groups that share no region, infra that cannot do what is asked.
     """
-    notes = Notes(list(spec.guesses), [])
+    planned = draft(spec, offers)
+    refuse(planned)
+    return planned
+
+
+def refuse(planned: LaunchPlan) -> None:
+    """Raises Refused with everything that speaks against a plan, if anything does."""
+    if planned.refusals:
+        raise Refused("\n".join(planned.refusals))
+
+
+def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known) -> LaunchPlan:
+    """The plan, its `refusals` named instead of raised: for showing it."""
+    known = offers if isinstance(offers, Known) else Known(tuple(offers))
+    notes = Notes(list(spec.guesses), list(known.unknowns))
+    refusals = list(known.refusals)
     head = _head_group(spec)
     wanted = [head, *spec.groups]
-    found = {g.name: _machines(g, spec, offers) for g in wanted}
-    place = None if spec.is_local else _common_place(wanted, found, notes)
-    plans = [_group_plan(g, spec, found[g.name], place, offers, notes) for g in wanted]
+    dear: dict[MachineType, float] = {}
+    found = {g.name: _machines(g, spec, known.offers, refusals, dear) for g in wanted}
+    place, next_places = (None, ()) if spec.is_local else _common_place(wanted, found, notes)
+    plans = [_group_plan(g, spec, found[g.name], place, known.offers, notes, dear) for g in wanted]
     result = LaunchPlan(
         cluster=spec.name,
         infra=spec.infra,
         head=plans[0],
         groups=tuple(plans[1:]),
         guesses=tuple(dict.fromkeys(notes.guesses)),
-        unknowns=tuple(dict.fromkeys(notes.unknowns + _place_unknowns(plans, spec))),
+        next_places=next_places,
+        spot=SpotPatience(spec.spot.patience_s, spec.spot.hold_s),
     )
-    return within_budget(result, spec.budget)
+    refused, far = advice.apart(result, found)
+    refusals += [*refused, *advice.impossible(spec, plans)]
+    unknowns = dict.fromkeys([*notes.unknowns, *far, *_place_unknowns(plans, spec, bool(refused or far))])
+    result = replace(result, unknowns=tuple(unknowns), refusals=tuple(refusals))
+    return within_budget(advice.with_fallback(result, spec.budget), spec.budget)
 
 
 # ---------------------------------------------------------------- where
@@ -74,15 +101,31 @@ def _head_group(spec: ClusterSpec) -> NodeGroupSpec:
     if not (r.accelerators or r.instance_type or r.cpus or r.memory_gib):
         r = r.model_copy(update={"cpus": HEAD_CPUS, "memory_gib": HEAD_MEMORY_GIB})
     one = {"min_replicas": 1, "max_replicas": 1, "nodes_per_replica": 1}
-    return NodeGroupSpec(name=HEAD_GROUP, resources=r, elastic=False, market="on_demand", **one)
+    # Never on spot unless the head's own resources say so: with it the whole cluster goes.
+    market = "spot" if r.use_spot else "on_demand"
+    return NodeGroupSpec(name=HEAD_GROUP, resources=r, elastic=False, market=market, **one)
 
 
-def _machines(group: NodeGroupSpec, spec: ClusterSpec, offers: Iterable[Offer]) -> tuple[MachineType, ...]:
+def _machines(
+    group: NodeGroupSpec,
+    spec: ClusterSpec,
+    offers: Sequence[Offer],
+    refusals: list[str],
+    dear: dict[MachineType, float],
+) -> tuple[MachineType, ...]:
+    """The machines that would do. Spot above the wanted share of the on-demand price is dropped, its price noted."""
     wanted = _choices(group, spec)
     found = machines(group.resources, wanted, offers)
+    if group.market == "on_demand":
+        found = tuple(m for m in found if m.on_demand is not None)
     if not found and spec.is_local:  # a pretend machine may have any shape: price the nearest real one
-        found = machines(group.resources, wanted, offers, minima=False)
-    return tuple(m.without_dear_spot(spec.spot.max_spot_price_frac) for m in found)
+        found = machines(group.resources, wanted, offers, minima=False, capped=False)
+    elif not found:
+        uncapped = machines(group.resources, wanted, offers, capped=False)
+        refusals += filter(None, [advice.over_hourly_cap(group, uncapped)])
+    kept = [m.without_dear_spot(spec.spot.max_spot_price_frac) for m in found]
+    dear |= {k: m.spot.price_usd_per_hour or 0.0 for m, k in zip(found, kept, strict=True) if m.spot and not k.spot}
+    return tuple(m.with_spot_partition(spec.spot.slurm_partition) for m in kept)
 
 
 def _choices(group: NodeGroupSpec, spec: ClusterSpec) -> tuple[Choice, ...]:
@@ -91,11 +134,14 @@ def _choices(group: NodeGroupSpec, spec: ClusterSpec) -> tuple[Choice, ...]:
 
 def _common_place(
     wanted: Sequence[NodeGroupSpec], found: dict[str, tuple[MachineType, ...]], notes: Notes
-) -> Region | None:
-    """The (cloud, region) that serves most groups, then follows their order best, then costs least."""
+) -> tuple[Region | None, tuple[tuple[str, float], ...]]:
+    """The (cloud, region) that serves most groups, then follows their order best, then costs least; and the next best.
+
+    The next best are those that have every machine, with what the cluster costs there at its largest.
+    """
     places = sorted({_where(m) for ms in found.values() for m in ms}, key=str)
     if not places:
-        return None
+        return None, ()
 
     def key(place: Region) -> tuple[int, int, float]:
         best = [next(iter(best_first((m for m in found[g.name] if _where(m) == place), g)), None) for g in wanted]
@@ -103,16 +149,18 @@ def _common_place(
         return sum(m is None for m in best), sum(m.rank for m in best if m is not None), total
 
     scores = {p: key(p) for p in places}
-    chosen = min(places, key=lambda p: scores[p])
-    full = [p for p in places if scores[p][0] == 0]
-    if len(full) > 1:
-        dearest = max(scores[p][2] for p in full)
+    full = sorted((p for p in places if scores[p][0] == 0), key=lambda p: scores[p])
+    chosen = full[0] if full else min(places, key=lambda p: scores[p])
+    priced = [p for p in full if math.isfinite(scores[p][2])]
+    if len(priced) > 1 and chosen in priced:
+        dearest = max(scores[p][2] for p in priced)
         notes.guesses.append(
-            f"region: {_text(chosen)} costs least of the {len(full)} in the price table that have every machine "
+            f"region: {_text(chosen)} costs least of the {len(priced)} known that have every machine "
             f"asked for (${scores[chosen][2]:,.2f}/h at the largest, ${dearest:,.2f}/h in the dearest); "
             "`infra:` pins one"
         )
-    return chosen
+    others = [(_text(p), scores[p][2]) for p in priced if p != chosen]
+    return chosen, tuple(others[:MAX_PLACES])
 
 
 def _where(m: MachineType) -> Region:
@@ -123,24 +171,18 @@ def _text(place: Region) -> str:
     return "/".join(x for x in place if x)
 
 
-def _place_unknowns(plans: Sequence[GroupPlan], spec: ClusterSpec) -> list[str]:
+def _place_unknowns(plans: Sequence[GroupPlan], spec: ClusterSpec, told: bool) -> list[str]:
     if spec.is_local:
         return []
     head = plans[0].offer
-    lines = [
-        f"{g.name} is in {_text((g.offer.cloud, g.offer.region))} but the head in "
-        f"{_text((head.cloud, head.region))}: can they reach "
-        "the head's private address?"
-        for g in plans[1:]
-        if g.offer.cloud != "any" and (g.offer.cloud, g.offer.region) != (head.cloud, head.region)
-    ]
+    lines: list[str] = []
     ported = [g.name for g in spec.groups if g.resources.raw.get("ports")]
     if ported and head.cloud in ("aws", "any"):
         lines.append(
             f"{', '.join(ported)}: on AWS, `ports` gives machines a security group of their own, which keeps them "
             "from the head; leave `ports` out (the gateway needs none)"
         )
-    if not lines and head.cloud not in ("aws", "gcp", *UNPRICED_CLOUDS):
+    if not (lines or told) and head.cloud not in ("aws", "gcp", *UNPRICED_CLOUDS):
         lines.append(
             f"do machines of two SkyPilot clusters reach each other's private address on {head.cloud}? "
             "(on aws and gcp they do; ours must)"
@@ -158,18 +200,25 @@ def _group_plan(
     place: Region | None,
     offers: Sequence[Offer],
     notes: Notes,
+    dear: Mapping[MachineType, float],
 ) -> GroupPlan:
     here = [m for m in found if place is None or _where(m) == place] or list(found)
     ranked = best_first(here, group)
     best = ranked[0] if ranked else _unlisted(group, spec, place, offers, notes)
-    market = _market(group, best, spec, notes)
+    if ranked and cost(best, group) == math.inf:
+        what = best.any_offer.instance_type
+        notes.unknowns.append(f"{group.name}: {NO_PRICE} for {what} on {advice.place_text(best)}")
+    best = best.with_spot_partition(spec.spot.slurm_partition)
+    no_spot = advice.why_no_spot(best, spec, dear.get(best))
+    market = _market(group, best, no_spot, notes)
     spot_first = market == "spot" or (market == "mixed" and group.on_demand_base == 0)
+    options = advice.priced_choices(group, _choices(group, spec), here, found)
     if spec.is_local:
         best = pretend(best, group, notes)
         ranked = [best]
     offer = (best.spot if spot_first else best.on_demand) or best.any_offer
     names = list(dict.fromkeys(m.any_offer.shape.accelerator or "CPU" for m in ranked))
-    if len(names) > 1:
+    if len(names) > 1 and group.resources.accelerators:
         rule = "first in order" if group.resources.ordered else "cheapest at the group's largest"
         others = " or ".join(names[1:])
         notes.guesses.append(f"{group.name}: {names[0]}, the {rule}; SkyPilot may find {others} better at launch")
@@ -187,24 +236,22 @@ def _group_plan(
         on_demand_offer=best.on_demand,
         spot_offer=best.spot,
         alternatives=tuple(o for o in twins if o is not None)[:MAX_ALTERNATIVES],
+        choices=options,
+        no_spot=no_spot,
     )
 
 
 def _market(
-    group: NodeGroupSpec, best: MachineType, spec: ClusterSpec, notes: Notes
+    group: NodeGroupSpec, best: MachineType, no_spot: str, notes: Notes
 ) -> Literal["on_demand", "spot", "mixed"]:
     if group.market == "on_demand" or best.spot is not None:
+        if group.name == HEAD_GROUP and group.market == "spot":
+            notes.guesses.append("head: on spot as the spec says; when the cloud takes it back, running work is lost")
         return group.market
-    cloud = best.any_offer.cloud
-    if cloud in NO_SPOT_CLOUDS:
-        notes.guesses.append(f"{group.name}: market {group.market} is ignored, {cloud} has no spot machines")
-    elif spec.spot.max_spot_price_frac is not None:
-        notes.guesses.append(
-            f"{group.name}: planned on demand, no spot price at or below "
-            f"{spec.spot.max_spot_price_frac:g} of the on-demand price (spot.max_spot_price_frac)"
-        )
+    if best.any_offer.cloud in NO_SPOT_CLOUDS:
+        notes.guesses.append(f"{group.name}: market {group.market} is ignored, {no_spot}")
     else:
-        notes.guesses.append(f"{group.name}: planned on demand, no spot price is known for {cloud}")
+        notes.guesses.append(f"{group.name}: planned on demand, {no_spot}")
     return "on_demand"
 
 

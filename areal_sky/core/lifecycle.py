@@ -43,4 +43,4 @@ def move(replica: Replica, to: ReplicaState, now_s: float, reason: str = "") -> 
     """The replica in its next state. Raises StateError for a move that the table does not have."""
     if (replica.state, to) not in MOVES:
         raise StateError(f"replica {replica.name}: illegal move {replica.state} -> {to}: {reason}")
-    return replace(replica, state=to, since_s=now_s, reason=reason or replica.reason)
+    return replace(replica, state=to, since_s=now_s, reason=reason or replica.reason, note="")

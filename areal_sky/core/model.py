@@ -45,6 +45,31 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class PricedChoice:
+    """What one of the accelerators that a group may have would cost: the whole group at its largest, per hour.
+
+    `offer` is the best machine with it in the plan's region (anywhere, if `elsewhere`); None: `why` says what is wrong.
+    """
+
+    accelerator: str
+    offer: Offer | None
+    usd_per_hour: float | None
+    elsewhere: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SpotPatience:
+    """When spot that cannot be had is given up, and for how long, in seconds.
+
+    Refused for `give_up_s` in a row: on demand instead. Spot is tried again `hold_s` after it was last refused.
+    """
+
+    give_up_s: float = 600.0
+    hold_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
 class GroupPlan:
     """How one group will be launched. `offer` is the one to try first, `alternatives` the next ones, best first.
 
@@ -64,11 +89,23 @@ class GroupPlan:
     on_demand_offer: Offer | None = None
     spot_offer: Offer | None = None
     alternatives: tuple[Offer, ...] = ()
+    choices: tuple[PricedChoice, ...] = ()  # where the spec names several accelerators, in their order
+    no_spot: str = ""  # why spot is impossible for it; empty where it is possible
+
+    @property
+    def spot_partition(self) -> str | None:
+        """The Slurm partition that stands for spot, where the spec names one."""
+        spot = self.spot_offer
+        return spot.zone if spot is not None and spot.cloud == "slurm" else None
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The whole cluster, priced. `guesses` are in words; `unknowns` is what could not be known here."""
+    """The whole cluster, priced. `guesses` are in words; `unknowns` is what could not be known here.
+
+    `refusals`: why it must not be launched as it is, each a sentence; empty when nothing speaks against it.
+    `next_places`: the next best regions for the whole cluster, with its dollars per hour at the largest.
+    """
 
     cluster: str
     infra: str | None
@@ -76,6 +113,9 @@ class LaunchPlan:
     groups: tuple[GroupPlan, ...]
     guesses: tuple[str, ...] = ()
     unknowns: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    next_places: tuple[tuple[str, float], ...] = ()
+    spot: SpotPatience = SpotPatience()
 
     def group(self, name: str) -> GroupPlan | None:
         """The plan of that group (the head's under `head`), or None."""
@@ -124,6 +164,9 @@ class Replica:
     launched_s: float | None = None
     ready_s: float | None = None
     drain_deadline_s: float | None = None
+    on_demand_usd_per_hour: float | None = None  # what the same machine cost on demand at launch, per node
+    note: str = ""  # what its start waits for, or why it could not be ended so far
+    fallback: bool = False  # stands in for a spot replica that could not be had
 
 
 class MachineState(StrEnum):
@@ -135,12 +178,20 @@ class MachineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A replica as the cloud sees it now. `nodes_up` of its nodes are there. `error` explains FAILED."""
+    """A replica as the cloud sees it now. `nodes_up` of its nodes are there. `request_id` is its launch's, if known.
+
+    `error` explains FAILED, and STOPPING when an attempt to end it has failed. `note` says what STARTING waits for.
+
+    `no_capacity`: it failed because there was none to be had, or none within quota, in its market.
+    """
 
     replica: str
     state: MachineState
     nodes_up: int
     error: str = ""
+    no_capacity: bool = False
+    request_id: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +199,8 @@ class GroupState:
     """What is wanted of a group, since when, why, by whom (`spec`, `user` or `policy`).
 
     `victims` go first when it shrinks. `failures` counts launches that failed in a row; none is tried before
-    `retry_at_s`.
+    `retry_at_s`. `failed_market` is where the last of them was tried. `spot_refused_since_s` and `spot_refused_s` are
+    the first and the last time in a row that spot could not be had; a spot replica that comes up ends the row.
     """
 
     name: str
@@ -162,11 +214,14 @@ class GroupState:
     last_shrink_s: float | None = None
     failures: int = 0
     retry_at_s: float | None = None
+    failed_market: str | None = None
+    spot_refused_since_s: float | None = None
+    spot_refused_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """Time that one replica was paid for. `until_s` None: still running. Price per node and hour."""
+    """Time that one replica was paid for. `until_s` None: still running. Prices per node and hour, as at launch."""
 
     replica: str
     group: str
@@ -175,6 +230,7 @@ class LedgerLine:
     price_usd_per_hour: float | None
     from_s: float
     until_s: float | None
+    on_demand_usd_per_hour: float | None = None
 
     def hours(self, now_s: float) -> float:
         """Node-hours so far."""
@@ -188,7 +244,10 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The fold of a cluster's events. `version` is the last event's number; `replicas` holds live ones by name."""
+    """The fold of a cluster's events. `version` is the last event's number; `replicas` holds live ones by name.
+
+    `cloud_problem`: why nothing is known of its machines now; empty while the cloud answers.
+    """
 
     name: str = ""
     version: int = 0
@@ -196,6 +255,7 @@ class ClusterState:
     down_requested_s: float | None = None
     down_drain_s: float = 0.0
     down_s: float | None = None
+    cloud_problem: str = ""
     groups: Mapping[str, GroupState] = field(default_factory=dict[str, GroupState])
     replicas: Mapping[str, Replica] = field(default_factory=dict[str, Replica])
     ledger: tuple[LedgerLine, ...] = ()

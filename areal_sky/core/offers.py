@@ -20,7 +20,6 @@ DEFAULT_CPUS = 8.0
 # SkyPilot's optimizer matches accelerator counts to the catalog within this (sky/catalog/common.py, 0.14).
 COUNT_TOLERANCE = 0.01
 
-NO_SPOT_CLOUDS = frozenset({"kubernetes", "slurm", "ssh", "lambda"})
 UNPRICED_CLOUDS = frozenset({"kubernetes", "slurm", "ssh"})
 _ALIASES = {"k8s": "kubernetes", "lambda cloud": "lambda"}
 NO_PRICE = "no price known"
@@ -35,8 +34,24 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the market when a plan is made: the offers, what they leave open, and what speaks against them.
+
+    `unknowns` and `refusals` are sentences for the plan to repeat. `no_cloud` says why nothing at all can be launched
+    from here, which a plan may still price.
+    """
+
+    offers: tuple[Offer, ...]
+    unknowns: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    no_cloud: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """A filter on where; None matches anything. For Kubernetes and Slurm `region` is the context or cluster."""
+    """A filter on where; None matches anything. `region` is the context on Kubernetes, the cluster on Slurm, where
+    `zone` is the partition.
+    """
 
     cloud: str | None = None
     region: str | None = None
@@ -49,14 +64,18 @@ class Place:
             return Place()
         cloud, _, rest = infra.partition("/")
         cloud = _ALIASES.get(cloud.lower(), cloud.lower())
-        if cloud in UNPRICED_CLOUDS:  # a context's name may hold slashes
+        if cloud in ("kubernetes", "ssh"):  # a context's name may hold slashes
             return Place(cloud, rest or None)
         region, _, zone = rest.partition("/")
         return Place(*(None if x in ("", "*") else x for x in (cloud, region, zone)))
 
-    def allows(self, cloud: str, region: str | None) -> bool:
-        """Zones are not looked at: prices are per region, the zone is named to SkyPilot only."""
-        return self.cloud in (None, cloud.lower()) and self.region in (None, region)
+    def allows(self, cloud: str, region: str | None, zone: str | None = None) -> bool:
+        """Whether a machine there would do. An offer for the whole region (no zone) holds in each of its zones."""
+        return (
+            self.cloud in (None, cloud.lower())
+            and self.region in (None, region)
+            and (self.zone is None or zone in (None, self.zone))
+        )
 
     def __str__(self) -> str:
         return "/".join(x or "*" for x in (self.cloud, self.region, self.zone)).rstrip("/*") or "any cloud"
@@ -84,6 +103,14 @@ class MachineType:
         if od.price_usd_per_hour is None or spot.price_usd_per_hour is None:
             return self
         return self if spot.price_usd_per_hour <= max_frac * od.price_usd_per_hour else replace(self, spot=None)
+
+
+    def with_spot_partition(self, partition: str | None) -> MachineType:
+        """On Slurm: the same, its spot being the partition of that name."""
+        od = self.on_demand
+        if partition is None or od is None or od.cloud != "slurm" or od.region is None:
+            return self
+        return replace(self, spot=replace(od, market="spot", zone=partition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +145,52 @@ def _entry_places(raw: Mapping[str, Any]) -> list[Place]:
 
 
 def machines(
-    resources: ResourcesSpec, wanted: Sequence[Choice], offers: Iterable[Offer], *, minima: bool = True
+    resources: ResourcesSpec,
+    wanted: Sequence[Choice],
+    offers: Iterable[Offer],
+    *,
+    minima: bool = True,
+    capped: bool = True,
 ) -> tuple[MachineType, ...]:
-    """The machines among `offers` that would do. `minima` False drops the `cpus` and `memory` minima."""
+    """The machines among `offers` that would do, each with its cheapest offer in each market.
+
+    `minima` False drops the `cpus` and `memory` minima, `capped` False the cap `max_hourly_cost` on a node's price.
+    """
+    all_offers = tuple(offers)
+    cap = hourly_cap(resources) if capped else None
+    cpu_clouds = {o.cloud for o in all_offers if o.shape.accelerator is None}
     found: dict[tuple[str, str | None, str, int], MachineType] = {}
-    for offer in offers:
-        rank = next((c.rank for c in wanted if _fits(offer, c, resources, minima)), None)
+    for offer in all_offers:
+        if cap is not None and (offer.price_usd_per_hour or 0.0) > cap:
+            continue
+        any_cpu = offer.cloud not in cpu_clouds  # a cloud of GPU machines only: SkyPilot takes the smallest of these
+        rank = next((c.rank for c in wanted if _fits(offer, c, resources, minima, any_cpu)), None)
         if rank is None:
             continue
         key = (offer.cloud, offer.region, offer.instance_type, rank)
         known = found.get(key, MachineType(None, None, rank))
-        found[key] = replace(known, spot=offer) if offer.market == "spot" else replace(known, on_demand=offer)
+        if offer.market == "spot":
+            found[key] = replace(known, spot=_cheaper(offer, known.spot))
+        else:
+            found[key] = replace(known, on_demand=_cheaper(offer, known.on_demand))
     return tuple(found.values())
 
 
-def _fits(offer: Offer, choice: Choice, resources: ResourcesSpec, minima: bool) -> bool:
-    if not choice.place.allows(offer.cloud, offer.region):
+def hourly_cap(resources: ResourcesSpec) -> float | None:
+    """SkyPilot's `max_hourly_cost` of one node, dollars per hour, or None."""
+    cap = resources.raw.get("max_hourly_cost")
+    return float(cap) if isinstance(cap, int | float) else None
+
+
+def _cheaper(one: Offer, other: Offer | None) -> Offer:
+    def key(o: Offer) -> tuple[float, str]:
+        return math.inf if o.price_usd_per_hour is None else o.price_usd_per_hour, o.zone or ""
+
+    return one if other is None else min(one, other, key=key)
+
+
+def _fits(offer: Offer, choice: Choice, resources: ResourcesSpec, minima: bool, any_cpu: bool) -> bool:
+    if not choice.place.allows(offer.cloud, offer.region, offer.zone):
         return False
     if resources.instance_type and offer.instance_type != resources.instance_type:
         return False
@@ -142,9 +199,8 @@ def _fits(offer: Offer, choice: Choice, resources: ResourcesSpec, minima: bool) 
     if choice.ask is None:
         if resources.instance_type:
             return True
-        return offer.shape.accelerator is None and offer.shape.cpus >= (
-            resources.cpus or (DEFAULT_CPUS if minima else 0)
-        )
+        cpus = resources.cpus or (DEFAULT_CPUS if minima else 0)
+        return (any_cpu or offer.shape.accelerator is None) and offer.shape.cpus >= cpus
     return matches(choice.ask, offer.shape) and abs(offer.shape.gpus - choice.ask.count) <= COUNT_TOLERANCE
 
 

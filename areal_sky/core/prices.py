@@ -7,8 +7,9 @@ from typing import Literal
 
 from areal_sky.core.model import GroupPlan, LaunchPlan, Offer
 from areal_sky.core.offers import NO_PRICE
-from areal_sky.errors import Refused
 from areal_sky.spec.cluster import BudgetSpec
+
+HOURS_PER_MONTH = 730.0  # 365 days of 24 hours over 12 months
 
 
 def offer_in(group: GroupPlan, market: str) -> Offer:
@@ -49,24 +50,21 @@ def plan_usd_per_hour(launch: LaunchPlan, *, largest: bool = False) -> tuple[flo
 
 
 def within_budget(launch: LaunchPlan, budget: BudgetSpec) -> LaunchPlan:
-    """The plan, with what the budget means for it in its guesses and unknowns.
-
-    Raises Refused when the least that would run costs more than `max_hourly_usd`.
-    """
+    """The plan, with what the budget means for it in its guesses, unknowns and refusals."""
     least, unpriced = plan_usd_per_hour(launch)
     most, _ = plan_usd_per_hour(launch, largest=True)
     cap, total = budget.max_hourly_usd, budget.max_total_usd
-    unknowns, guesses = launch.unknowns, launch.guesses
+    unknowns, guesses, refusals = launch.unknowns, launch.guesses, launch.refusals
     if cap is not None and least > cap:
-        raise Refused(_over_budget(launch, least, cap))
-    if cap is not None and most > cap:
+        refusals += (_over_budget(launch, least, cap),)
+    elif cap is not None and most > cap:
         guesses += (f"budget: ${most:,.2f}/h at the largest is more than max_hourly_usd {cap:,.2f}",)
     if total is not None and least > 0:
         hours = f"{total / least:,.0f} h at the smallest, {total / most:,.0f} h at the largest"
         guesses += (f"budget: max_total_usd {total:,.2f} lasts {hours}",)
     if unpriced and not (cap is None and total is None):
         unknowns += (f"budget: it cannot be held against {', '.join(unpriced)}, {NO_PRICE}",)
-    return replace(launch, unknowns=unknowns, guesses=guesses)
+    return replace(launch, unknowns=unknowns, guesses=guesses, refusals=refusals)
 
 
 def _over_budget(launch: LaunchPlan, least: float, cap: float) -> str:
@@ -76,5 +74,8 @@ def _over_budget(launch: LaunchPlan, least: float, cap: float) -> str:
         nodes = g.min_replicas * g.nodes_per_replica
         text = NO_PRICE if usd is None else f"${usd:,.2f}/h"
         lines.append(f"  {g.name:<16} {nodes:>3} x {g.offer.instance_type:<24} {text:>14}")
+        each = g.offer.price_usd_per_hour
+        if nodes and each is not None and each > cap:
+            lines.append(f"  {'':<16} one node of it alone costs ${each:,.2f}/h")
     lines.append("raise the budget, ask for fewer or cheaper machines, or use `market: spot`")
     return "\n".join(lines)

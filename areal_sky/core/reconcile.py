@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from areal_sky.core import market
 from areal_sky.core.events import (
     ClusterDown,
     DrainStarted,
     Event,
     LaunchAccepted,
     LaunchFailed,
-    LaunchIntended,
     ReplicaGone,
     ReplicaLost,
+    ReplicaNoted,
     ReplicaProvisioned,
     ReplicaReady,
     TerminateIntended,
@@ -28,18 +29,16 @@ from areal_sky.core.model import (
     HEAD_GROUP,
     ClusterState,
     GroupPlan,
-    GroupState,
     LaunchPlan,
     Machine,
     MachineState,
-    Offer,
     Replica,
     ReplicaState,
-    replica_name,
 )  # fmt: skip
 from areal_sky.core.view import HeadView
 
 S = ReplicaState
+SLOW_JOIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +105,12 @@ def todo(state: ClusterState) -> tuple[Action, ...]:
     return tuple(actions)
 
 
+def doubtful(state: ClusterState, missing_since_s: Mapping[str, float], now_s: float) -> tuple[str, ...]:
+    """Replicas about which the cloud itself should be asked: they miss Ray nodes, or take long to join."""
+    slow = (r.name for r in state.replicas.values() if r.state is S.PROVISIONED and now_s - r.since_s > SLOW_JOIN_S)
+    return tuple(sorted({*missing_since_s, *slow}))
+
+
 def track_missing(
     before: Mapping[str, float], state: ClusterState, view: HeadView | None, now_s: float
 ) -> dict[str, float]:
@@ -164,12 +169,13 @@ def _observed(
     what = machine.error if machine is not None and machine.error else "its machines are gone"
     match r.state:
         case S.QUEUED if machine is not None:
-            return LaunchAccepted(r.name, request_id="", adopted=True)
+            return LaunchAccepted(r.name, machine.request_id, adopted=True)
         case S.REQUESTED:
             if failed or (gone and now_s - r.since_s > patience.vanish_s):
-                return _failed(r, state, what, now_s, patience)
+                return _failed(r, state, what, now_s, patience, machine is not None and machine.no_capacity)
             if machine is not None and machine.state is MachineState.UP and machine.nodes_up >= r.nodes:
                 return ReplicaProvisioned(r.name)
+            return _noted(r, machine.note if machine is not None else "")
         case S.PROVISIONED:
             if failed or gone:
                 return _failed(r, state, what, now_s, patience)
@@ -178,21 +184,30 @@ def _observed(
             if now_s - r.since_s > patience.join_s:
                 return _failed(r, state, f"did not join Ray within {patience.join_s:.0f} s", now_s, patience)
         case S.READY | S.DRAINING:
-            if failed or gone:
+            # A cloud's word that a node is sick is no reason to end what works.
+            if gone or (failed and not _joined(r, seen.view)):
                 return ReplicaLost(r.name, what)
             since_s = seen.missing_since_s.get(r.name)
             if since_s is not None and now_s - since_s > patience.lost_s:
                 return ReplicaLost(r.name, f"Ray has missed nodes of it for {now_s - since_s:.0f} s")
-        case S.TERMINATING if gone:
+        case S.TERMINATING if machine is None:
             return ReplicaGone(r.name)
+        case S.TERMINATING if machine is not None and machine.state is MachineState.STOPPING:
+            return _noted(r, machine.error)
         case _:
             pass
     return None
 
 
-def _failed(r: Replica, state: ClusterState, reason: str, now_s: float, patience: Patience) -> LaunchFailed:
+def _noted(r: Replica, note: str) -> Event | None:
+    return ReplicaNoted(r.name, note) if note and note != r.note else None
+
+
+def _failed(
+    r: Replica, state: ClusterState, reason: str, now_s: float, patience: Patience, no_capacity: bool = False
+) -> LaunchFailed:
     group = state.groups.get(r.group)
-    return LaunchFailed(r.name, reason, now_s + backoff_s(group.failures if group else 0, patience))
+    return LaunchFailed(r.name, reason, now_s + backoff_s(group.failures if group else 0, patience), no_capacity)
 
 
 def _joined(r: Replica, view: HeadView | None) -> bool:
@@ -228,71 +243,25 @@ def _resize(
     serving = sorted((r for r in mine if r.state in SERVING), key=lambda r: r.slot)
     desired = wanted.desired
     if state.down_requested_s is not None:
-        # The head goes last: it is the one who knows what still runs.
-        others = any(r.group != HEAD_GROUP for r in state.replicas.values())
+        # The head goes when nothing works any more: it is the one who knows what still runs.
+        others = any(r.group != HEAD_GROUP and r.state is not S.TERMINATING for r in state.replicas.values())
         desired = 1 if group.name == HEAD_GROUP and others else 0
-    if len(serving) < desired and state.down_requested_s is None:
-        if wanted.retry_at_s is not None and now_s < wanted.retry_at_s:
-            return []
-        return _launches(plan.cluster, group, wanted, mine, serving, desired)
+    if state.down_requested_s is None:
+        short = desired - len(serving)
+        why = "" if short else market.back_to_spot(group, wanted, serving, now_s, plan.spot)
+        if short > 0 or why:
+            count = max(short, 1)
+            return [*market.launches(plan.cluster, group, wanted, mine, serving, count, now_s, plan.spot, why)]
     excess = len(serving) - desired
+    if state.down_requested_s is None:
+        excess -= market.replacing(serving)
     if excess <= 0:
         return []
     goes_down = state.down_requested_s is not None
     reason = "the cluster goes down" if goes_down else wanted.reason
     drain_s = state.down_drain_s if goes_down else patience.drain_s
-    return [_end(r, reason, now_s + drain_s) for r in _victims(serving, wanted, seen)[:excess]]
-
-
-def _launches(
-    cluster: str, group: GroupPlan, wanted: GroupState, mine: list[Replica], serving: list[Replica], desired: int
-) -> list[Event]:
-    taken = {r.slot for r in mine}
-    if group.name == HEAD_GROUP and taken:
-        return []  # one address, one store: the old head must be gone before a new one starts
-    free = (slot for slot in range(len(taken) + desired) if slot not in taken)
-    on_demand = sum(1 for r in serving if r.market == "on_demand")
-    events: list[Event] = []
-    for _ in range(desired - len(serving)):
-        slot = next(free)
-        offer = offer_for(group, on_demand, wanted.market)
-        on_demand += offer.market == "on_demand"
-        events.append(
-            LaunchIntended(
-                replica=replica_name(cluster, group.name, slot), group=group.name, slot=slot,
-                nodes=group.nodes_per_replica, market=offer.market,
-                price_usd_per_hour=offer.price_usd_per_hour, reason=wanted.reason,
-            )
-        )  # fmt: skip
-    return events
-
-
-def offer_for(group: GroupPlan, on_demand_now: int, market: str | None = None) -> Offer:
-    """The offer of the group's next replica: a mixed group fills its on-demand base first, then takes spot.
-
-    `market` overrides that where such an offer exists.
-    """
-    if market is not None:
-        asked = group.spot_offer if market == "spot" else group.on_demand_offer
-        return asked or group.offer
-    if group.market == "mixed":
-        preferred = group.on_demand_offer if on_demand_now < group.on_demand_base else group.spot_offer
-        return preferred or group.offer
-    if group.market == "spot":
-        return group.spot_offer or group.offer
-    return group.on_demand_offer or group.offer
-
-
-def _victims(serving: list[Replica], wanted: GroupState, seen: Observation) -> list[Replica]:
-    """Who goes first: not ready yet, then whom the policy named, then longest idle, then the highest slot."""
-
-    def rank(r: Replica) -> tuple[bool, int, float, int]:
-        named = wanted.victims.index(r.name) if r.name in wanted.victims else len(wanted.victims)
-        load = seen.view.load(r.name) if seen.view is not None else None
-        idle_since_s = load.idle_since_s if load is not None else None
-        return r.state is S.READY, named, idle_since_s if idle_since_s is not None else float("inf"), -r.slot
-
-    return sorted(serving, key=rank)
+    going = market.victims(group, serving, wanted, seen.view)[:excess]
+    return [_end(r, market.replaced(r, serving, wanted) or reason, now_s + drain_s) for r in going]
 
 
 def _end(r: Replica, reason: str, deadline_s: float) -> Event:

@@ -25,6 +25,12 @@ def sentence(event: ev.Event) -> str:
             return f"{e.replica}: will be launched ({e.market}, {each}): {e.reason}"
         case ev.LaunchAccepted(replica=replica, adopted=adopted):
             return f"{replica}: found running, adopted" if adopted else f"{replica}: launch accepted"
+        case ev.ReplicaNoted(replica=replica, note=note):
+            return f"{replica}: {note}"
+        case ev.CloudSilent(reason=reason):
+            return f"the cloud does not answer, nothing is done to machines until it does: {reason}"
+        case ev.CloudAnswers():
+            return "the cloud answers again"
         case ev.ReplicaProvisioned(replica=replica):
             return f"{replica}: machines are up"
         case ev.ReplicaReady(replica=replica):

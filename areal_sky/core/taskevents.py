@@ -17,12 +17,14 @@ StopKind = Literal["cancel", "evict", "lost", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank runs."""
+    """Where one rank runs. `node_gpus`, `node_cpus`: what the whole node has (for the bill), 0 where nobody knows."""
 
     node_id: str
     replica: str
     index: int
     devices: tuple[DeviceShare, ...] = ()
+    node_gpus: float = 0.0
+    node_cpus: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.replica}/{self.index}"
@@ -129,6 +131,8 @@ class TaskEvent:
                         p["replica"],
                         p["index"],
                         tuple((int(i), float(x)) for i, x in p["devices"]),
+                        float(p.get("node_gpus", 0.0)),
+                        float(p.get("node_cpus", 0.0)),
                     )
                     for p in raw["places"]
                 )

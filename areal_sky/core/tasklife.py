@@ -74,6 +74,7 @@ class TaskRecord:
     stop: StopKind | None = None
     stop_reason: str = ""
     stop_s: float | None = None
+    placed_s: float | None = None  # when this attempt took its resources
 
     @property
     def gang_id(self) -> str:
@@ -103,7 +104,7 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
         case Placed() if record.state is TaskState.QUEUED:
             return replace(
                 record, state=TaskState.PLACED, since_s=t_s, reason="", attempt=fact.attempt, places=fact.places,
-                starting=False, exits=(), stop=None, stop_reason="", stop_s=None, started_s=None,
+                starting=False, exits=(), stop=None, stop_reason="", stop_s=None, started_s=None, placed_s=t_s,
             )  # fmt: skip
         case Starting() if record.state is TaskState.PLACED:
             return replace(record, starting=True)

@@ -8,8 +8,8 @@ script may call.
 
 from __future__ import annotations
 
-# Head and nodes must have the same Ray; `areal-sky` of this version is tested with it.
-RAY_VERSION = "2.60.0"
+from areal_sky.core.installscript import install_script
+
 # How long a process that keeps failing is started again before its machine is given up.
 GIVE_UP_S = 600
 # A process that lived this long had started well: its end is a new failure, not the old one going on.
@@ -43,17 +43,6 @@ if [ "$areal_sky_code" -ne 0 ]; then
 fi
 """
 
-_INSTALL = """\
-# areal_sky and its Ray, into the environment that `run` starts in; an image may bring them along.
-export PATH="$HOME/.local/bin:$PATH"
-if ! command -v areal-sky >/dev/null; then
-  python3 -m pip install --quiet "$AREAL_SKY_PACKAGE" 'ray=={ray}' || {{
-    echo "areal_sky: could not install $AREAL_SKY_PACKAGE; Python 3.11 or newer is needed" >&2
-    exit 1
-  }}
-fi
-"""
-
 _KEEP = """\
 # Starts `areal-sky $1` until it ends as planned (0: drained, or its lease was not renewed) or can never work (2, 78).
 # Ray and the tasks live on in sessions of their own meanwhile; the next start adopts them.
@@ -75,7 +64,7 @@ areal_sky_keep() {{
 """
 
 _HEAD_RUN = """\
-export PATH="$HOME/.local/bin:$PATH"
+export PATH="$HOME/.areal_sky/bin:$HOME/.local/bin:$PATH"
 export RAY_AUTH_MODE=token
 # Ports are checked on the first start only: later, what listens there is our own Ray, which is adopted.
 for areal_sky_port in "$AREAL_SKY_RAY_PORT" "$AREAL_SKY_GATEWAY_PORT"; do
@@ -96,7 +85,7 @@ echo "areal_sky: head of $AREAL_SKY_CLUSTER; nodes join with" \\
 """
 
 _NODE_RUN = """\
-export PATH="$HOME/.local/bin:$PATH"
+export PATH="$HOME/.areal_sky/bin:$HOME/.local/bin:$PATH"
 export RAY_AUTH_MODE=token
 # One folder per node: on Slurm and Kubernetes the home folder may be shared.
 export AREAL_SKY_STATE_DIR="$HOME/.areal_sky/nodes/$AREAL_SKY_REPLICA-${SKYPILOT_NODE_RANK:-0}"
@@ -110,8 +99,25 @@ IFS= read -r -d '' areal_sky_user_run <<'{end}' || true
 {end}
 areal_sky_user() (
   until [ -e "$AREAL_SKY_STATE_DIR/joined" ]; do sleep 1; done
-  export RAY_ADDRESS="$AREAL_SKY_HEAD_IP:$AREAL_SKY_RAY_PORT" RAY_AUTH_TOKEN="$AREAL_SKY_RAY_TOKEN"
   unset AREAL_SKY_NODE_TOKEN
+  areal_sky_bin=$(dirname "$(readlink -f "$(command -v areal-sky)")")
+  if [ -e "$areal_sky_bin/../apart" ] || [ -n "${{AREAL_SKY_OWN_RAY:-}}" ]; then
+    # The image's Ray cannot speak with ours, or is not to: what it starts on this machine is a cluster of its own.
+    unset RAY_AUTH_MODE AREAL_SKY_RAY_TOKEN
+  else
+    export PATH="$areal_sky_bin:$PATH" # its `python` sees all that the machine's sees
+    export RAY_ADDRESS="$AREAL_SKY_HEAD_IP:$AREAL_SKY_RAY_PORT" RAY_AUTH_TOKEN="$AREAL_SKY_RAY_TOKEN"
+    export RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL=minor
+  fi
+  # One Ray for all: this machine is in the cluster already, and RAY_ADDRESS is where `ray.init()` goes.
+  # `stop` would end every Ray on this machine, the cluster's included.
+  ray() {{
+    case ${{1:-}}-${{RAY_ADDRESS:-}} in
+      stop-* | start-?*) echo "areal_sky: left out: ray $*; this machine is in the cluster's Ray" >&2 ;;
+      *) command ray "$@" ;;
+    esac
+  }}
+  export -f ray
   eval "$areal_sky_user_run"
 )
 rm -f "$AREAL_SKY_STATE_DIR/joined"
@@ -136,7 +142,7 @@ kill -KILL -- "-$areal_sky_user_pid" 2>/dev/null
 
 
 def head_setup() -> str:
-    return _needs(_HEAD_NEEDS) + _INSTALL.format(ray=RAY_VERSION)
+    return _needs(_HEAD_NEEDS) + install_script()
 
 
 def head_run() -> str:
@@ -149,7 +155,7 @@ def node_setup(user_setup: str | None) -> str:
     own = _needs(_NODE_NEEDS)
     if user_setup and user_setup.strip():
         own += _with_text(_USER_SETUP, user_setup, "AREAL_SKY_SETUP")
-    return own + _INSTALL.format(ray=RAY_VERSION)
+    return own + install_script()
 
 
 def node_run(user_run: str | None) -> str:

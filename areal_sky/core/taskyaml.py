@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import yaml
 
-from areal_sky.core import taskscripts
+from areal_sky.core import taskscripts, tasksources
 from areal_sky.core.launch import HEAD_CPUS, HEAD_MEMORY_GIB, head_env, node_env
+from areal_sky.core.market import with_market
 from areal_sky.core.model import HEAD_GROUP, GroupPlan, LaunchPlan, replica_name
 from areal_sky.core.nodeenv import DEFAULT_GATEWAY_PORT, DEFAULT_RAY_PORT
 from areal_sky.core.offers import Place
@@ -22,7 +23,6 @@ from areal_sky.core.prices import market_of
 from areal_sky.errors import InvalidInput
 from areal_sky.spec.cluster import ClusterSpec, ResourcesSpec
 
-DEFAULT_PACKAGE = "areal-sky"
 # SkyPilot's autostop takes a machine this long after `areal-sky node` (or `head`) has ended: time to read its logs.
 AUTOSTOP_MINUTES = 5
 NO_AUTOSTOP_CLOUDS = frozenset({"slurm"})  # SkyPilot 0.14 stops only container clusters there
@@ -32,24 +32,30 @@ _TASK_OURS = ("name", "resources", "num_nodes", "envs", "secrets", "setup", "run
 _PLACE_KEYS = ("infra", "cloud", "region", "zone")
 
 
-def render_files(spec: ClusterSpec, launch: LaunchPlan, package: str = DEFAULT_PACKAGE) -> dict[str, str]:
-    """File name -> text of every task YAML. `package` is what pip installs on the machines."""
-    tasks = task_dicts(spec, launch, package)
+def render_files(spec: ClusterSpec, launch: LaunchPlan, wheel: str = "") -> dict[str, str]:
+    """File name -> text of every task YAML. `wheel` as in `task_dicts`."""
+    tasks = task_dicts(spec, launch, wheel)
     return {f"{stem}.yaml": to_yaml(task, header(spec, launch, stem)) for stem, task in tasks.items()}
 
 
-def task_dicts(spec: ClusterSpec, launch: LaunchPlan, package: str = DEFAULT_PACKAGE) -> dict[str, dict[str, Any]]:
+def task_dicts(
+    spec: ClusterSpec, launch: LaunchPlan, wheel: str = "", folder: str | None = None
+) -> dict[str, dict[str, Any]]:
     """File stem -> SkyPilot task config, the head's first.
 
+    `wheel` is the path here of the wheel to mount; empty: the machines ask their package index. Relative paths are
+    SkyPilot's: from the working folder of `sky launch`; with `folder` the user's are made absolute from there.
     Raises InvalidInput for `infra: local`, whose nodes SkyPilot does not launch.
     """
     if spec.is_local:
         raise InvalidInput("`infra: local` has no SkyPilot task: its nodes are processes on this machine")
-    tasks = {HEAD_GROUP: _head_task(spec, launch, package)}
+    tasks = {HEAD_GROUP: _head_task(spec, launch, wheel)}
     for group in launch.groups:
         if group.name in tasks:
             raise InvalidInput(f"two groups are named {group.name!r}")
-        tasks[group.name] = _group_task(spec, launch, group, package)
+        tasks[group.name] = _group_task(spec, launch, group, wheel)
+        if folder is not None:
+            tasks[group.name] |= tasksources.rooted(tasks[group.name], folder)
     return tasks
 
 
@@ -72,11 +78,13 @@ def header(spec: ClusterSpec, launch: LaunchPlan, stem: str) -> str:
     group = launch.group(stem)
     assert group is not None
     replica = shlex.quote(replica_name(spec.name, stem, 0))
-    user_secrets = "".join(f" --secret {shlex.quote(k)}" for k in _secret_names(spec.task.get("secrets")))
-    spot = ""
+    user_secrets = "".join(f" --secret {shlex.quote(k)}" for k in tasksources.secret_names(spec))
+    notes = ""
+    if relative := sorted(tasksources.local_sources(spec.task).values()):
+        notes = f"{', '.join(map(repr, relative))}: SkyPilot looks there for it too; copy it, or give the whole path.\n"
     if group.market == "mixed":
         base = group.on_demand_base
-        spot = f"Replicas from number {base} on are meant for spot: --use-spot. This file has the first one's market.\n"
+        notes += f"Replicas from number {base} on are for spot: --use-spot. This file has the first one's market.\n"
     return (
         _NODE_HEADER.format(
             group=stem,
@@ -86,13 +94,13 @@ def header(spec: ClusterSpec, launch: LaunchPlan, stem: str) -> str:
             file=shlex.quote(f"{stem}.yaml"),
             secrets=user_secrets,
         )
-        + spot
+        + notes
     )
 
 
 _HEAD_HEADER = """\
 Head of cluster {cluster}. Made by `areal-sky render`: change the spec, not this file.
-Launch it by hand, once, before the groups:
+Launch it by hand, once, before the groups, in this file's folder (the wheel is mounted from there):
   new() {{ openssl rand -hex 32; }}
   export AREAL_SKY_NODE_TOKEN=$(new) AREAL_SKY_RAY_TOKEN=$(new)
   export AREAL_SKY_TOKENS='{{"read":"'$(new)'","submit":"'$(new)'","operate":"'$(new)'",'\\
@@ -103,7 +111,7 @@ Its log (`sky logs {head}`) prints the address that nodes join with.
 
 _NODE_HEADER = """\
 Group {group} of cluster {cluster}: one replica, {nodes}. Made by `areal-sky render`: change the spec, not this file.
-Launch it by hand once the head is up (head.yaml says how, and makes the tokens):
+Launch it by hand in this folder once the head is up (head.yaml says how, and makes the tokens):
   sky launch -c {replica} {file} --env AREAL_SKY_HEAD_IP=ADDRESS \\
     --secret AREAL_SKY_NODE_TOKEN --secret AREAL_SKY_RAY_TOKEN{secrets}
 One more replica: another name after -c, and the same name in --env AREAL_SKY_REPLICA=NAME.
@@ -113,19 +121,23 @@ One more replica: another name after -c, and the same name in --env AREAL_SKY_RE
 # ---------------------------------------------------------------- tasks
 
 
-def _head_task(spec: ClusterSpec, launch: LaunchPlan, package: str) -> dict[str, Any]:
+def _head_task(spec: ClusterSpec, launch: LaunchPlan, wheel: str) -> dict[str, Any]:
     state_dir = f"~/.areal_sky/head/{spec.name}"
+    users = cast("Mapping[str, Any]", spec.task.get("envs") or {})
+    package, mounts = tasksources.package(spec, wheel)
     task: dict[str, Any] = {
         "name": replica_name(spec.name, HEAD_GROUP, 0),
         "resources": _resources(_head_resources(spec), launch.head, spec, launch),
     }
     if "config" in spec.task:  # how SkyPilot is to provision, which holds for every machine
         task["config"] = _plain(spec.task["config"])
+    if mounts:
+        task["file_mounts"] = mounts
     task["envs"] = {
         "AREAL_SKY_CLUSTER": spec.name,
-        "AREAL_SKY_RAY_PORT": str(DEFAULT_RAY_PORT),
-        "AREAL_SKY_GATEWAY_PORT": str(DEFAULT_GATEWAY_PORT),
-        "AREAL_SKY_PACKAGE": package,
+        "AREAL_SKY_RAY_PORT": str(users.get("AREAL_SKY_RAY_PORT") or DEFAULT_RAY_PORT),
+        "AREAL_SKY_GATEWAY_PORT": str(users.get("AREAL_SKY_GATEWAY_PORT") or DEFAULT_GATEWAY_PORT),
+        **package,
         **head_env(spec, launch, state_dir=state_dir).to_env(),
     }
     task["secrets"] = {"AREAL_SKY_TOKENS": None}
@@ -134,21 +146,25 @@ def _head_task(spec: ClusterSpec, launch: LaunchPlan, package: str) -> dict[str,
     return task
 
 
-def _group_task(spec: ClusterSpec, launch: LaunchPlan, group: GroupPlan, package: str) -> dict[str, Any]:
+def _group_task(spec: ClusterSpec, launch: LaunchPlan, group: GroupPlan, wheel: str) -> dict[str, Any]:
     replica = replica_name(spec.name, group.name, 0)
     config = node_env(spec, launch, group.name, replica, 0, head_ip="", state_dir="~/.areal_sky/nodes")
     wanted = spec.group(group.name)
     assert wanted is not None
     carried = {k: _plain(v) for k, v in spec.task.items() if k not in _TASK_OURS}
+    package, mounts = tasksources.package(spec, wheel)
+    if mounts:
+        carried["file_mounts"] = (carried.get("file_mounts") or {}) | mounts
     ours = {
         "AREAL_SKY_HEAD_IP": "",  # SkyPilot refuses a null when it reads the file, not when it launches
         "AREAL_SKY_REPLICA": replica,
         "AREAL_SKY_RAY_PORT": str(DEFAULT_RAY_PORT),
         "AREAL_SKY_GATEWAY_PORT": str(DEFAULT_GATEWAY_PORT),
-        "AREAL_SKY_PACKAGE": package,
+        **package,
     }
-    users: dict[str, Any] = dict(spec.task.get("envs") or {})
-    secrets = (*_secret_names(spec.task.get("secrets")), "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN")
+    hidden = tasksources.secret_envs(spec)
+    users = {k: v for k, v in dict(spec.task.get("envs") or {}).items() if k not in hidden}
+    secrets = (*tasksources.secret_names(spec), "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN")
     return {
         "name": f"{spec.name}-{group.name}",
         "resources": _resources(wanted.resources, group, spec, launch),
@@ -160,11 +176,6 @@ def _group_task(spec: ClusterSpec, launch: LaunchPlan, group: GroupPlan, package
         "setup": taskscripts.node_setup(spec.task.get("setup")),
         "run": taskscripts.node_run(spec.task.get("run")),
     }
-
-
-def _secret_names(secrets: object) -> tuple[str, ...]:
-    """The names of a task's secrets, in either form that SkyPilot takes."""
-    return tuple(str(name) for name in cast("Sequence[object] | Mapping[object, object]", secrets or ()))
 
 
 # ---------------------------------------------------------------- resources
@@ -189,16 +200,16 @@ def _resources(r: ResourcesSpec, group: GroupPlan, spec: ClusterSpec, launch: La
     infra = _infra(r, group, spec, launch)
     base = ({"infra": infra} if infra else {}) | {k: v for k, v in raw.items() if k not in _PLACE_KEYS}
     base["labels"] = {**raw.get("labels", {}), "areal-sky-cluster": spec.name, "areal-sky-group": group.name}
-    base.pop("use_spot", None)
-    if market_of(group, 0) == "spot":
-        base["use_spot"] = True
+    market = market_of(group, 0)
+    base = with_market(base, market, group.spot_partition)
     if group.offer.cloud not in NO_AUTOSTOP_CLOUDS:
         # `jobs`: an SSH session left open must not keep a machine.
         base.setdefault("autostop", {"idle_minutes": AUTOSTOP_MINUTES, "down": True, "wait_for": "jobs"})
     if entries_key is None:
         return base
     # Every entry is whole: SkyPilot 0.14 shares one labels mapping among the entries of any_of.
-    return {entries_key: [_entry(base, entry) for entry in entries]}
+    whole = [(_entry(base, entry), "use_spot" in entry) for entry in entries]
+    return {entries_key: [e if told else with_market(e, market, group.spot_partition) for e, told in whole]}
 
 
 def _entry(base: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:

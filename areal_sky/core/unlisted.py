@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from areal_sky.core.market import NO_SPOT_CLOUDS
 from areal_sky.core.model import NodeShape, Offer
 from areal_sky.core.offers import (
     NO_PRICE,
-    NO_SPOT_CLOUDS,
     Choice,
     MachineType,
     Notes,

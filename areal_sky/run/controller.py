@@ -15,14 +15,24 @@ from areal_sky.adapters.ports import Clock, Cloud, HeadPort, LaunchRequest
 from areal_sky.adapters.store import EventStore
 from areal_sky.core import reconcile, scaling
 from areal_sky.core.cost import hourly_usd
-from areal_sky.core.events import Event, GroupDesired, LaunchAccepted, LaunchFailed, ScalingHeld, fold
+from areal_sky.core.events import (
+    CloudAnswers,
+    CloudSilent,
+    Event,
+    GroupDesired,
+    LaunchAccepted,
+    LaunchFailed,
+    ScalingHeld,
+    fold,
+)  # fmt: skip
 from areal_sky.core.lifecycle import STARTING
 from areal_sky.core.model import ClusterState, GroupPlan, LaunchPlan, ReplicaState
 from areal_sky.core.view import HeadView
-from areal_sky.errors import ArealSkyError
+from areal_sky.errors import ArealSkyError, NoCapacity
 from areal_sky.spec.cluster import ClusterSpec
 
 log = logging.getLogger(__name__)
+SILENT_S = 20.0  # a cloud that has not answered for so long is said to be silent
 REPEAT_S = 1.0  # a drain or termination that has not shown effect is asked for again after this long
 
 
@@ -51,6 +61,7 @@ class Controller:
         self._missing: dict[str, float] = {}
         self._asked: dict[reconcile.Action, float] = {}
         self._held: dict[str, str] = {}
+        self._silent_since_s: float | None = None
         self.state = fold(store.read())
 
     @property
@@ -64,7 +75,14 @@ class Controller:
         if self.done:
             return
         now_s = self._clock.now()
-        seen = self._look(now_s)
+        try:
+            seen = self._look(now_s)
+        except ArealSkyError as e:
+            self._silent(e, now_s)
+            return
+        self._silent_since_s = None
+        if self.state.cloud_problem and not self._record(now_s, [CloudAnswers()]):
+            return
         if not self._record(now_s, reconcile.observe(self.state, seen, now_s, self._patience)):
             return
         if not self._record(now_s, self._scale(seen.view, now_s)):
@@ -76,7 +94,16 @@ class Controller:
         view = self._head.view()
         self._missing = reconcile.track_missing(self._missing, self.state, view, now_s)
         machines = {m.replica: m for m in self._cloud.machines()}
+        for name in reconcile.doubtful(self.state, self._missing, now_s):
+            self._cloud.doubt(name)
         return reconcile.Observation(machines=machines, view=view, missing_since_s=self._missing)
+
+    def _silent(self, error: ArealSkyError, now_s: float) -> None:
+        """Without knowledge of the machines nothing is decided about them."""
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+        if not self.state.cloud_problem and now_s - self._silent_since_s > SILENT_S:
+            self._record(now_s, [CloudSilent(str(error))])
 
     def _record(self, now_s: float, events: Sequence[Event]) -> bool:
         """Appends the events; False when somebody else appended first and the tick must start over."""
@@ -117,9 +144,11 @@ class Controller:
                 except ArealSkyError as e:
                     wanted = self.state.groups.get(replica.group)
                     wait_s = reconcile.backoff_s(wanted.failures if wanted else 0, self._patience)
-                    self._append(now_s, LaunchFailed(replica.name, str(e), now_s + wait_s))
+                    none = isinstance(e, NoCapacity)
+                    self._append(now_s, LaunchFailed(replica.name, str(e), now_s + wait_s, none))
                     return
-                self._append(now_s, LaunchAccepted(replica.name, request_id))
+                if request_id:
+                    self._append(now_s, LaunchAccepted(replica.name, request_id))
             case reconcile.Drain(deadline_s=deadline_s):
                 self._head.drain(replica.name, replica.reason, deadline_s)
             case reconcile.Terminate():

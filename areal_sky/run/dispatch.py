@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RankStart, RayCluster
-from areal_sky.core import tasklife
+from areal_sky.core import tasklife, usage
 from areal_sky.core.model import TaskSpec, TaskState
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, Placement, fit, occupy
@@ -75,7 +75,9 @@ class Dispatch:
         self._model_types = dict(head_env.models)
         self._lock = threading.RLock()
         self._book = NodeBook(head_env.groups)
-        self._records, drains = tasklife.fold(journal.read())
+        events = journal.read()
+        self._records, drains = tasklife.fold(events)
+        self._past_holds = usage.past_holds(events)
         self._live = {t: r for t, r in self._records.items() if not r.ended}
         for d in drains:
             self._book.drain(d)
@@ -201,7 +203,7 @@ class Dispatch:
             if isinstance(found, Placement):
                 occupy(rooms, ask, found)
                 places = tuple(
-                    Place(n, *self._book.place_labels(n), devices=d)
+                    Place(n, *self._book.place_labels(n), d, *self._book.node_size(n))
                     for n, d in zip(found.node_ids, found.devices, strict=True)
                 )
                 events.append(TaskEvent(now_s, w.task_id, Placed(record.attempt + 1, places)))
@@ -306,9 +308,13 @@ class Dispatch:
         if not events:
             return
         fresh: dict[str, TaskRecord] = {}
+        ended: list[usage.Hold] = []
         for e in events:
-            fresh[e.task_id] = tasklife.apply(fresh.get(e.task_id) or self._records.get(e.task_id), e)
+            before = fresh.get(e.task_id) or self._records.get(e.task_id)
+            fresh[e.task_id] = tasklife.apply(before, e)
+            ended += usage.released(before, fresh[e.task_id])
         self._journal.append(events)
+        self._past_holds += ended
         self._records.update(fresh)
         self._live.update(fresh)
         for task_id in [t for t, r in fresh.items() if r.ended]:

@@ -20,6 +20,7 @@ from areal_sky.core.model import HEAD_GROUP
 from areal_sky.core.nodeenv import NODE_MARK, HeadEnv
 from areal_sky.errors import ArealSkyError, Refused
 from areal_sky.run import raydaemon
+from areal_sky.run.giveback import give_back
 
 log = logging.getLogger(__name__)
 TICK_S = 0.1
@@ -38,8 +39,7 @@ class Head:
         self._daemon: raydaemon.RayDaemon | None = None
         self._controller_seen_s = time.time()
         self._busy_s = time.time()
-        tmp = environ.get("AREAL_SKY_RAY_TMP")
-        self.ray_tmp = Path(tmp) if tmp else None
+        self.ray_tmp = raydaemon.ray_tmp(environ, self.state_dir)
         self.head_ip = "127.0.0.1" if self.env.shape is not None else _own_address()
 
     @property
@@ -63,12 +63,11 @@ class Head:
             f"--port={self.env.ray_port}",
             "--include-dashboard=false",
             raydaemon.labels_argument(self.env.cluster, HEAD_GROUP, self.env.replica, 0, None),
-            *raydaemon.shape_arguments(self.env.shape),
+            *raydaemon.shape_arguments(self.env.shape, self._environ),
         ]
-        if self.ray_tmp is not None:
-            arguments.append(f"--temp-dir={self.ray_tmp}")
-            # A head that died leaves this file, and Ray then refuses to start another here.
-            (self.ray_tmp / "ray_current_cluster").unlink(missing_ok=True)
+        arguments.append(f"--temp-dir={self.ray_tmp}")
+        # A head that died leaves this file, and Ray then refuses to start another here.
+        (self.ray_tmp / "ray_current_cluster").unlink(missing_ok=True)
         self._daemon, adopted = raydaemon.start_or_adopt(self.state_dir, arguments, env)
         log.info("%s Ray head pid %s on %s", "adopted" if adopted else "started", self._daemon.pid, self.ray_address)
 
@@ -88,9 +87,9 @@ class Head:
         temporary.replace(self.state_dir / "address.json")
 
     @property
-    def bind_host(self) -> str:
-        """Where the gateway listens: loopback for a local cluster, else the cluster's private network."""
-        return "127.0.0.1" if self.env.shape is not None else "0.0.0.0"
+    def bind_hosts(self) -> tuple[str, ...]:
+        """Where the gateway listens: loopback, and the private address that the cluster's nodes know."""
+        return tuple(dict.fromkeys(("127.0.0.1", self.head_ip)))
 
     def controller_seen(self) -> None:
         """The controller renewed the head's lease."""
@@ -127,9 +126,10 @@ class Head:
         return 0
 
     def end(self) -> None:
-        """Ends Ray and everything on this node."""
+        """Ends Ray and everything on this node, and gives the machine back where SkyPilot would not."""
         if self._daemon is not None:
             self._daemon.end()
+        give_back(self._environ)
 
     @staticmethod
     def _check_port(port: int, what: str) -> None:
@@ -141,7 +141,7 @@ class Head:
             time.sleep(0.1)
 
     def _raylet_is_up(self) -> bool:
-        if self.ray_tmp is not None and not any(self.ray_tmp.glob("session_*/sockets/raylet")):
+        if not any(self.ray_tmp.glob("session_*/sockets/raylet")):
             return False  # connecting earlier would tie us to some other node's raylet on this machine
         return processes.port_answers(self.head_ip, self.env.ray_port)
 

@@ -18,11 +18,21 @@ STALE_S = 5.0
 class HeadLink:
     """Polls the head's view, renews its lease, and passes on drains. `ports.HeadPort` over HTTP."""
 
-    def __init__(self, connect: Callable[[], GatewayClient], now: Callable[[], float], interval_s: float = 0.25):
-        """`connect` raises Unreachable while the head has not told where it listens."""
+    def __init__(
+        self,
+        connect: Callable[[], GatewayClient],
+        now: Callable[[], float],
+        interval_s: float = 0.25,
+        on_view: Callable[[GatewayClient, float], None] | None = None,
+    ):
+        """`connect` raises Unreachable while the head has not told where it listens.
+
+        `on_view` gets the client and the time after every view, in this link's thread.
+        """
         self._connect = connect
         self._now = now
         self._interval_s = interval_s
+        self._on_view = on_view
         self._client: GatewayClient | None = None
         self._seen: tuple[float, HeadView] | None = None
         self._drains: queue.SimpleQueue[tuple[str, str, float]] = queue.SimpleQueue()
@@ -51,6 +61,8 @@ class HeadLink:
             try:
                 client = self._client = self._client or self._connect()
                 self._seen = (self._now(), client.view())
+                if self._on_view is not None:
+                    self._on_view(client, self._now())
                 while not self._drains.empty():
                     client.drain(*self._drains.get())
                 if self._now() - beat_s > 5.0:

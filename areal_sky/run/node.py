@@ -16,6 +16,7 @@ from areal_sky.adapters import processes
 from areal_sky.core.nodeenv import NODE_MARK, NodeEnv
 from areal_sky.run import raydaemon
 from areal_sky.run.agent import Agent, connect
+from areal_sky.run.giveback import give_back
 
 log = logging.getLogger(__name__)
 EXIT_NEVER = 78
@@ -36,15 +37,20 @@ def run_node(environ: Mapping[str, str], stop: threading.Event) -> int:
     token = env["AREAL_SKY_NODE_TOKEN"] = environ.get("AREAL_SKY_NODE_TOKEN", "")
     env["AREAL_SKY_GATEWAY"] = f"http://{node.head_ip}:{node.gateway_port}"
     if not _head_answers(node, stop):
-        log.error("no head at %s:%s for %.0f s: giving up", node.head_ip, node.ray_port, node.lease_s)
+        if not stop.is_set():
+            log.error("no head at %s:%s for %.0f s: giving up", node.head_ip, node.ray_port, node.lease_s)
+            give_back(environ)
         return 0
-    daemon, adopted = raydaemon.start_or_adopt(state_dir, _arguments(node, environ), env)
+    daemon, adopted = raydaemon.start_or_adopt(state_dir, _arguments(node, environ, state_dir), env)
     log.info("%s raylet pid %s of %s", "adopted" if adopted else "started", daemon.pid, node.replica)
     agent = connect(node, token, raylet_alive=daemon.alive)
     thread = threading.Thread(target=agent.run, args=(stop,), name="agent", daemon=True)
     thread.start()
     try:
-        return _watch(daemon, agent, state_dir, stop)
+        code = _watch(daemon, agent, state_dir, stop)
+        if code == 0 and not stop.is_set():
+            give_back(environ)
+        return code
     finally:
         stop.set()
         thread.join(timeout=3.0)
@@ -74,17 +80,16 @@ def _ray_has_joined(state_dir: Path) -> bool:
         return False
 
 
-def _arguments(node: NodeEnv, environ: Mapping[str, str]) -> list[str]:
+def _arguments(node: NodeEnv, environ: Mapping[str, str], state_dir: Path) -> list[str]:
     accelerator = node.shape.accelerator if node.shape else None
     arguments = [
         f"--address={node.head_ip}:{node.ray_port}",
         raydaemon.labels_argument(node.cluster, node.group, node.replica, node.index, accelerator),
-        *raydaemon.shape_arguments(node.shape),
+        *raydaemon.shape_arguments(node.shape, environ),
     ]
     if node.simulated_gpus:
         arguments.append("--node-ip-address=127.0.0.1")
-    if tmp := environ.get("AREAL_SKY_RAY_TMP"):
-        arguments.append(f"--temp-dir={tmp}")
+    arguments.append(f"--temp-dir={raydaemon.ray_tmp(environ, state_dir)}")
     return arguments
 
 

@@ -73,6 +73,11 @@ class NodeBook:
     def node_ids_of(self, replica: str) -> tuple[str, ...]:
         return tuple(sorted(i for i, n in self._nodes.items() if n.labels.get("replica") == replica))
 
+    def node_size(self, node_id: str) -> tuple[float, float]:
+        """(GPUs, CPUs) of a live node, all of it."""
+        shape = self._nodes[node_id].shape
+        return shape.gpus, shape.cpus
+
     def place_labels(self, node_id: str) -> tuple[str, int]:
         """(replica, index) of a live node."""
         labels = self._nodes[node_id].labels

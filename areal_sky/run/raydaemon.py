@@ -6,6 +6,7 @@ every Ray on the host, other people's included.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -77,18 +78,31 @@ def recorded(state_dir: Path, mark: str) -> RayDaemon | None:
     return daemon if daemon.alive() else None
 
 
+def ray_tmp(environ: Mapping[str, str], state_dir: Path) -> Path:
+    """Ray's folder for sessions and sockets, one per node: raylets of one host that share it take the same names."""
+    if given := environ.get("AREAL_SKY_RAY_TMP"):
+        return Path(given)
+    # Short, since Ray adds 70 characters for sockets and those paths may have 107 in all.
+    return Path("/tmp", f"areal-sky-{hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]}")
+
+
 def ray_env(base: Mapping[str, str], ray_token: str, *, pretend: bool) -> dict[str, str]:
     """The environment of a Ray daemon: token auth said out loud, health checks tuned, our secrets left out."""
     env = {k: v for k, v in base.items() if k not in SECRET_KEYS and not k.startswith("RAY_")}
     env |= HEALTH_CHECKS | (PRETEND if pretend else {})
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_token, "PYTHONUNBUFFERED": "1"}
+    env["RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL"] = "minor"  # bytecode is the same within one; images differ by patch
     return env
 
 
-def shape_arguments(shape: NodeShape | None) -> list[str]:
-    """`ray start` arguments for a pretend machine; empty where Ray shall look at the real one."""
+def shape_arguments(shape: NodeShape | None, environ: Mapping[str, str]) -> list[str]:
+    """`ray start` arguments for a pretend machine; Ray looks at a real one itself, but for its GPUs.
+
+    Where several share a host (Slurm), Ray would count all that it sees: SkyPilot knows how many this one was given.
+    """
     if shape is None:
-        return []
+        given = environ.get("SKYPILOT_NUM_GPUS_PER_NODE", "")
+        return [f"--num-gpus={given}"] if given.isdigit() else []
     return [
         f"--num-cpus={max(0, int(shape.cpus))}",
         f"--num-gpus={math.ceil(shape.gpus)}",

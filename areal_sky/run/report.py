@@ -16,7 +16,7 @@ from areal_sky.run import supervise
 
 
 def status(cluster: ClusterHome) -> dict[str, Any]:
-    """Keys: cluster, state, controller, head, groups, replicas, tasks, cost. Raises NotFound, StateError."""
+    """Keys: cluster, state, controller, cloud, head, groups, replicas, tasks, cost. Raises NotFound, StateError."""
     now_s = time.time()
     state = cluster.state()
     _, launch = supervise.load_plan(cluster)
@@ -26,6 +26,7 @@ def status(cluster: ClusterHome) -> dict[str, Any]:
         "cluster": cluster.name,
         "state": phase(state),
         "controller": "running" if supervise.controller_runs(cluster) else "not running",
+        "cloud": {"problem": state.cloud_problem},
         "head": _head(cluster) | {"problem": problem},
         "groups": [_group(name, state, launch) for name in state.groups],
         "replicas": [_replica(r, view, now_s) for r in sorted(state.replicas.values(), key=_head_first)],
@@ -117,6 +118,7 @@ def _replica(r: Replica, view: HeadView | None, now_s: float) -> dict[str, Any]:
         "gpu_utilization": load.utilization_mean if load else None,
         "telemetry": load.validity.value if load else "unknown",
         "reason": r.reason,
+        "note": r.note,
     }
 
 

@@ -146,8 +146,12 @@ class RankProcess:
         o = self._order
         secret = (*SECRET_KEYS, "AREAL_SKY_HEAD_CONFIG", "AREAL_SKY_NODE_CONFIG")
         env = {k: v for k, v in self._environ.items() if k not in secret and _not_rays_own(k)}
-        # `python` in a command is the Python that this node runs areal_sky with.
-        env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+        # `python` in a command is the Python that this node runs areal_sky with; where that one knows nothing of the
+        # machine's own packages (core/installscript.py), the machine's comes first.
+        folders = [str(Path(sys.executable).parent), env.get("PATH", os.defpath)]
+        if (Path(sys.prefix) / "apart").exists():
+            folders.reverse()
+        env["PATH"] = os.pathsep.join(folders)
         env.setdefault("PYTHONUNBUFFERED", "1")
         env.update(o.envs)
         env.update(self._master)

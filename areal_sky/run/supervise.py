@@ -8,23 +8,32 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from areal_sky.adapters import processes
 from areal_sky.adapters.catalog import shipped_offers
 from areal_sky.adapters.local import LocalCloud
+from areal_sky.adapters.ports import Cloud
 from areal_sky.core.events import ControllerStarted
 from areal_sky.core.launch import plan
+from areal_sky.core.masking import masked
 from areal_sky.core.model import LaunchPlan
+from areal_sky.core.offers import Known
 from areal_sky.core.reconcile import Patience
 from areal_sky.core.scaling import Policy, hold
-from areal_sky.errors import AlreadyExists, InvalidInput, Refused, StateError
+from areal_sky.errors import AlreadyExists, ArealSkyError, InvalidInput, Refused, StateError
 from areal_sky.home import ClusterHome, locked
+from areal_sky.run import offers
 from areal_sky.run.clock import SystemClock
 from areal_sky.run.controller import Controller
 from areal_sky.run.headlink import HeadLink
 from areal_sky.run.plugins import scaling_policy
+from areal_sky.run.usage import UsageKeeper
 from areal_sky.spec import load_text
 from areal_sky.spec.cluster import ClusterSpec, ScalingSpec
 from areal_sky.specfile import read_text
@@ -32,40 +41,67 @@ from areal_sky.specfile import read_text
 log = logging.getLogger(__name__)
 TICK_S = 0.2
 # A pretend machine is there at once or not at all.
+SKY_PATIENCE = Patience(vanish_s=60, join_s=600, lost_s=20, drain_s=600, backoff_s=15, backoff_max_s=600)
 LOCAL_PATIENCE = Patience(vanish_s=10, join_s=120, lost_s=8, drain_s=120, backoff_s=2, backoff_max_s=60)
 
 
 @dataclass(frozen=True)
 class SpecSource:
-    """The text that a cluster was brought up with, and what the command line said beside it."""
+    """The text that a cluster was brought up with, and what the command line said beside it.
+
+    `text` has no secrets and is what is kept. `full` has them, in memory only: read from the file anew each time, empty
+    when that has changed since; secrets then come from the environment, or are missing where they are needed.
+    """
 
     path: str  # where it was read: relative paths in the text count from there
     text: str
     infra: str | None
     read_s: float = field(compare=False)  # deadlines are judged and counted from here, at every later reading too
+    known: dict[str, Any] | None = field(default=None, compare=False)  # the offers planned with, for good
+    full: str = field(default="", compare=False, repr=False)
 
     @staticmethod
     def read(path: Path, infra: str | None) -> SpecSource:
         """Reads the file. Raises SpecError when it cannot be read."""
-        return SpecSource(str(path.absolute()), read_text(path), infra, time.time())
+        full = read_text(path)
+        return SpecSource(str(path.absolute()), masked(full), infra, time.time(), full=full)
 
     @staticmethod
     def saved(cluster: ClusterHome) -> SpecSource:
         """The source that the cluster has. Raises StateError."""
         try:
-            return SpecSource(**json.loads(cluster.spec_file.read_text()))
+            source = SpecSource(**json.loads(cluster.spec_file.read_text()))
         except (OSError, ValueError, TypeError) as e:
             raise StateError(f"cannot read {cluster.spec_file}: {e}") from None
+        return replace(source, full=_unmasked(source))
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        return json.dumps(asdict(replace(self, full="")), indent=1)
+
+    def spec(self) -> ClusterSpec:
+        """The spec that the text is. Raises SpecError."""
+        spec = load_text(self.full or self.text, self.path, now_s=self.read_s)
+        return spec if self.infra is None else spec.model_copy(update={"infra": self.infra})
+
+    def with_offers(self) -> SpecSource:
+        """The same, with what is on offer now; asks SkyPilot's catalogs (seconds). Raises SpecError."""
+        return replace(self, known=offers.to_dict(offers.known_for(self.spec())))
 
     def load(self) -> tuple[ClusterSpec, LaunchPlan]:
         """The spec and its plan. Raises SpecError, Refused."""
-        spec = load_text(self.text, self.path, now_s=self.read_s)
-        if self.infra is not None:
-            spec = spec.model_copy(update={"infra": self.infra})
-        return spec, plan(spec, shipped_offers())
+        spec = self.spec()
+        known = offers.from_dict(self.known) if self.known else Known(shipped_offers())
+        if known.no_cloud:
+            raise Refused(f"nothing can be launched: {known.no_cloud}; or add `--infra local`")
+        return spec, plan(spec, known)
+
+
+def _unmasked(source: SpecSource) -> str:
+    try:
+        full = read_text(Path(source.path))
+    except ArealSkyError:
+        return ""
+    return full if masked(full) == source.text else ""
 
 
 def load_plan(cluster: ClusterHome) -> tuple[ClusterSpec, LaunchPlan]:
@@ -74,19 +110,31 @@ def load_plan(cluster: ClusterHome) -> tuple[ClusterSpec, LaunchPlan]:
 
 
 def check_reachable(spec: ClusterSpec) -> None:
-    """Raises Refused for an infra that `up` cannot reach."""
-    if not spec.is_local:
+    """Raises Refused where SkyPilot is needed and not installed. It is not imported: that takes seconds."""
+    if not spec.is_local and find_spec("sky") is None:
         where = f"infra {spec.infra!r}" if spec.infra else "a spec without `infra`"
-        raise Refused(
-            f"`up` brings clusters up on this machine so far, not {where}: add `--infra local`, or let "
-            "`areal-sky render` write the task YAMLs that `sky launch` takes"
-        )
+        raise Refused(f"{where} needs SkyPilot: pip install 'areal-sky[sky]', or add `--infra local`")
 
 
-def cloud_for(cluster: ClusterHome, spec: ClusterSpec, launch: LaunchPlan) -> LocalCloud:
-    """Where the cluster's machines come from. Raises Refused."""
-    check_reachable(spec)
+def local_cloud(cluster: ClusterHome, spec: ClusterSpec, launch: LaunchPlan) -> LocalCloud:
+    """The machines of an `infra: local` cluster."""
     return LocalCloud(spec, launch, cluster.dir, cluster.tokens())
+
+
+@contextmanager
+def _open_cloud(cluster: ClusterHome, spec: ClusterSpec, launch: LaunchPlan) -> Iterator[Cloud]:
+    """Where the cluster's machines come from, while the controller runs."""
+    if spec.is_local:
+        yield local_cloud(cluster, spec, launch)
+        return
+    from areal_sky.run.skyside import SkySide
+
+    side = SkySide(cluster, spec, launch, Path(SpecSource.saved(cluster).path).parent, cluster.state())
+    side.start()
+    try:
+        yield side.cloud
+    finally:
+        side.stop()
 
 
 def run_controller(cluster: ClusterHome, stop: threading.Event) -> None:
@@ -100,15 +148,16 @@ def run_controller(cluster: ClusterHome, stop: threading.Event) -> None:
         spec, launch = load_plan(cluster)
         store = cluster.store()
         clock = SystemClock()
-        link = HeadLink(lambda: cluster.gateway("operate"), clock.now)
-        controller = Controller(
-            spec, launch, store, cloud_for(cluster, spec, launch), link, clock,
-            _policy_or_hold(spec, cluster), LOCAL_PATIENCE,
-        )  # fmt: skip
-        store.append(clock.now(), ControllerStarted(os.getpid()))
-        link.start()
+        link = HeadLink(lambda: cluster.gateway("operate"), clock.now, on_view=UsageKeeper(cluster).beat)
+        patience = LOCAL_PATIENCE if spec.is_local else SKY_PATIENCE
         try:
-            _loop(controller, stop)
+            with _open_cloud(cluster, spec, launch) as cloud:
+                controller = Controller(
+                    spec, launch, store, cloud, link, clock, _policy_or_hold(spec, cluster), patience
+                )  # fmt: skip
+                store.append(clock.now(), ControllerStarted(os.getpid()))
+                link.start()
+                _loop(controller, stop)
         finally:
             link.stop()
             store.close()

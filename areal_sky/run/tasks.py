@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from areal_sky.core import tasklife
+from areal_sky.core import tasklife, usage
 from areal_sky.core.model import HEAD_GROUP, GangDemand, TaskSpec, TaskState
 from areal_sky.core.permitted import could_ever_fit
 from areal_sky.core.placement import Placement, fit
 from areal_sky.core.queueing import explain, in_order, order_key, score
 from areal_sky.core.taskevents import Draining, Ended, Stopping, Submitted, TaskEvent, tell
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.usage import Usage
 from areal_sky.core.view import HeadView
 from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable
 from areal_sky.run.dispatch import Dispatch, ask_of
@@ -194,6 +195,14 @@ class TaskService(Dispatch):
                 running_tasks=sum(1 for r in self._live.values() if r.holds),
                 waiting_tasks=len(queued),
             )
+
+    def usage(self, since_s: float = 0.0) -> Usage:
+        """Who held which part of which node: all holds that were open at or after `since_s` (Unix time)."""
+        with self._lock:
+            now_s = self._clock.now()
+            past = self._past_holds[:]
+            held = [h for r in self._live.values() for h in usage.holds(r, None)]
+        return Usage(now_s, (*(h for h in past if h.until_s is None or h.until_s >= since_s), *held))
 
     def busy(self) -> bool:
         """Whether any task waits or runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal, cast
 
@@ -34,6 +35,7 @@ GPU_METRICS = (
 )
 
 _ALERT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
+_PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 _POLICY = re.compile(r"[A-Za-z_][\w-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _POLICY_GRAMMAR = "the name of a preset or built-in policy, or module:function"
 
@@ -59,15 +61,51 @@ def read_scaling(top: Fields) -> ScalingSpec:
     )
 
 
-def read_spot(top: Fields) -> SpotSpec:
+def read_spot(top: Fields, places: Iterable[str | None] = ()) -> SpotSpec:
+    """`places` are the infra strings of the groups, against which a Slurm partition is held."""
     f = top.block("spot")
-    f.hint({"max_price_frac": "max_spot_price_frac", "max_price": "max_spot_price_frac", "strategy": "policy"})
+    f.hint({
+        "max_price_frac": "max_spot_price_frac", "max_price": "max_spot_price_frac", "strategy": "policy",
+        "give_up": "patience", "timeout": "patience", "wait": "patience", "retry": "hold", "cooldown": "hold",
+        "partition": "slurm_partition",
+    })  # fmt: skip
+    default = SpotSpec()
     policy = read_policy(f, "policy")
     frac = f.number(
         "max_spot_price_frac", "a share of the on-demand price above 0 and at most 1, such as 0.6", lambda v: 0 < v <= 1
     )
+    patience = f.duration_s("patience", 0, DAY_S)
+    # Below a minute a group would change its market faster than machines come up.
+    hold = f.duration_s("hold", 60, 7 * DAY_S)
+    partition = _slurm_partition(f, [p.split("/") for p in places if p and p.split("/")[0] == "slurm"])
     f.finish()
-    return SpotSpec(policy=policy or SpotSpec().policy, max_spot_price_frac=frac)
+    return SpotSpec(
+        policy=policy or default.policy,
+        max_spot_price_frac=frac,
+        patience_s=default.patience_s if patience is None else patience,
+        hold_s=default.hold_s if hold is None else hold,
+        slurm_partition=partition,
+    )
+
+
+def _slurm_partition(f: Fields, clusters: Sequence[Sequence[str]]) -> str | None:
+    expected = "the name of a Slurm partition whose jobs give way, such as preempt"
+    name = f.text("slurm_partition", expected)
+    if name is None:
+        return None
+    if not _PARTITION.fullmatch(name):
+        told = f", expected {expected}"
+    elif not clusters:
+        told = " and nothing here is on Slurm, expected infra: slurm/CLUSTER/PARTITION, or no `slurm_partition`"
+    elif any(len(c) < 2 for c in clusters):
+        told = " on infra `slurm`, expected the cluster there too: slurm/CLUSTER or slurm/CLUSTER/PARTITION"
+    elif any(list(c[2:]) == [name] for c in clusters):
+        told = ", the partition of the infra itself, expected another: replicas that are not on spot go to that one"
+    else:
+        return name
+    node = f.map.entries["slurm_partition"]
+    f.wrong(node, f"{f.path('slurm_partition')} is {show(node)}{told}")
+    return None
 
 
 def read_budget(top: Fields, now_s: float | None) -> BudgetSpec:

@@ -136,8 +136,17 @@ class ScalingSpec(Frozen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotSpec(Frozen):
+    """How spot machines are used.
+
+    Refused for `patience_s` in a row, a group goes on demand; spot is tried again `hold_s` after the last refusal.
+    `slurm_partition` is what stands for spot on Slurm, which has no such machines: a partition that gives way.
+    """
+
     policy: str = "uniform_saver"
     max_spot_price_frac: float | None = None
+    patience_s: float = 600.0
+    hold_s: float = 1800.0
+    slurm_partition: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,7 @@ def _read(top: Fields, file_name: str, now_s: float | None) -> ClusterSpec:
         models=read_models(top, tuple(p.model_type for p in scheduling.priority)),
         scheduling=scheduling,
         scaling=read_scaling(top),
-        spot=read_spot(top),
+        spot=read_spot(top, [infra, *(g.resources.infra for g in groups)]),
         budget=read_budget(top, now_s),
         telemetry=read_telemetry(top),
         alerts=read_alerts(top),

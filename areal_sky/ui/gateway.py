@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from areal_sky.core.nodeenv import task_token
 from areal_sky.core.taskspec import MAX_PAYLOAD_BYTES, task_spec_from_json
+from areal_sky.core.usage import usage_to_json
 from areal_sky.errors import (
     AlreadyExists,
     ArealSkyError,
@@ -164,6 +165,10 @@ def create_app(
     @app.get("/v1/view", dependencies=[read])
     def view() -> Any:
         return asdict(service.view())
+
+    @app.get("/v1/usage", dependencies=[read])
+    def usage(request: Request) -> Any:
+        return usage_to_json(service.usage(_number(request.query_params.get("since_s", "0"), "since_s")))
 
     @app.get("/v1/gpus", dependencies=[read])
     def gpus(request: Request) -> Any:

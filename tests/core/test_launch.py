@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_sky.adapters.catalog import shipped_offers
-from areal_sky.core.launch import head_env, node_env, plan
+from areal_sky.core.launch import draft, head_env, node_env, plan
 from areal_sky.core.model import GroupPlan, LaunchPlan, NodeShape, Offer
 from areal_sky.core.nodeenv import HeadEnv, NodeEnv
 from areal_sky.core.offers import Place
@@ -104,13 +105,80 @@ def test_all_groups_share_the_region_where_the_whole_costs_least() -> None:
     assert any("region: aws/r1 costs least of the 2" in line and "$12.00/h" in line for line in p.guesses)
 
 
-def test_a_group_pinned_elsewhere_is_said_to_be_far() -> None:
+def test_groups_that_share_no_region_are_refused() -> None:
     text = (
         "infra: aws/us-east-1\nnode_groups:\n  near: {resources: {accelerators: V100:8}}\n"
         "  far: {resources: {accelerators: H100:8, infra: gcp/us-central1}}\n"
     )
+    with pytest.raises(Refused, match="mixed regions: far is in gcp/us-central1 but the head in aws/us-east-1"):
+        planned(text)
+    shown = draft(spec_of(text), shipped_offers())
+    assert len(shown.refusals) == 1 and [g.offer.cloud for g in shown.groups] == ["aws", "gcp"]
+
+
+def test_groups_that_only_happen_to_share_no_region_are_told_where_they_could_be() -> None:
+    offers = (
+        offer("head", 0, 1.0, region="r1"), offer("a", 8, 10.0, region="r1"),
+        offer("b", 4, 1.0, region="r2"), offer("b", 4, 1.0, region="r3"),
+    )  # fmt: skip
+    text = "node_groups: {x: {resources: {accelerators: A100:8}}, y: {resources: {accelerators: A100:4}}}\n"
+    with pytest.raises(Refused, match=r"y is in aws/r2 but the head in aws/r1.*y can be had in aws/r2, aws/r3"):
+        planned(text, offers)
+
+
+def test_gcp_reaches_across_regions() -> None:
+    text = (
+        "infra: gcp/us-central1\nnode_groups:\n  near: {resources: {accelerators: H100:8}}\n"
+        "  far: {resources: {accelerators: H100:8, infra: gcp/us-east4}}\n"
+    )
     p = planned(text)
-    assert any("far is in gcp/us-central1 but the head in aws/us-east-1" in line for line in p.unknowns)
+    assert any("far is in gcp/us-east4" in line and "default VPC they do" in line for line in p.unknowns)
+
+
+def test_slurm_opens_no_ports() -> None:
+    with pytest.raises(Refused, match="main: SkyPilot opens no ports on Slurm"):
+        planned("infra: slurm/hpc/gpu\nresources: {accelerators: V100:8, ports: 8080}\n")
+
+
+def test_a_cap_per_node_rules_machines_out_and_refuses_when_none_is_left() -> None:
+    text = "infra: aws/us-east-1\nresources: {{accelerators: {{V100: 8, L4: 8}}, max_hourly_cost: {cap}}}\n"
+    assert planned(text.format(cap=30)).groups[0].offer.instance_type == "g6.48xlarge"
+    assert planned(text.format(cap=30)).groups[0].alternatives[0].instance_type == "p3.16xlarge"
+    assert planned(text.format(cap=20)).groups[0].alternatives == ()
+    # The spot price of a machine is no way under the cap for a group that is on demand.
+    with pytest.raises(Refused, match=r"max_hourly_cost is 5.00 and .* g6.48xlarge on aws/us-east-1, costs \$13.35/h"):
+        planned(text.format(cap=5))
+
+
+def test_every_refusal_is_told_at_once() -> None:
+    text = (
+        "node_groups:\n  a: {resources: {accelerators: H100:8, infra: aws/us-east-1}}\n"
+        "  b: {resources: {accelerators: H100:8, infra: gcp/us-east4}}\nbudget: {max_hourly_usd: 30}\n"
+    )
+    with pytest.raises(Refused) as refused:
+        planned(text)
+    said = str(refused.value)
+    assert "mixed regions" in said and "more than budget.max_hourly_usd 30.00" in said
+    assert "one node of it alone costs $55.04/h" in said
+
+
+def test_what_each_accelerator_would_cost() -> None:
+    text = "infra: {infra}\nresources: {{accelerators: {{V100: 8, H100: 8, MI300X: 8}}}}\nnum_nodes: 2\n"
+    g = group(text.format(infra="aws/us-east-1"))
+    assert [(c.accelerator, c.usd_per_hour, c.elsewhere) for c in g.choices] == [
+        ("V100:8", pytest.approx(48.96), False), ("H100:8", pytest.approx(110.08), False), ("MI300X:8", None, False),
+    ]  # fmt: skip
+    assert g.choices[2].why == "no price known"
+    assert group("infra: aws\nresources: {accelerators: V100:8}\n").choices == ()
+    names = [c.accelerator for c in group("infra: aws/us-east-1\nresources: {accelerators: '40GB+:8'}\n").choices]
+    assert names == ["A100:8", "A100-80GB:8", "L40S:8", "H100:8", "H200:8"]  # the cheapest first
+
+
+def test_the_next_best_places_for_the_whole() -> None:
+    p = planned("resources: {accelerators: H100:8}\n")
+    assert p.next_places[0][0] == "lambda/us-east-1" and len(p.next_places) == 3
+    assert [usd for _, usd in p.next_places] == sorted(usd for _, usd in p.next_places)
+    assert plan_usd_per_hour(p)[0] <= p.next_places[0][1]
 
 
 def test_ports_on_aws_are_warned_of() -> None:
@@ -123,7 +191,7 @@ def test_ports_on_aws_are_warned_of() -> None:
     [
         (None, Place()), ("aws", Place("aws")), ("AWS/r1", Place("aws", "r1")), ("*/r1", Place(None, "r1")),
         ("gcp/r/z", Place("gcp", "r", "z")), ("aws/*/z", Place("aws", None, "z")),
-        ("k8s/arn:x/y/z", Place("kubernetes", "arn:x/y/z")), ("slurm/hpc/gpu", Place("slurm", "hpc/gpu")),
+        ("k8s/arn:x/y/z", Place("kubernetes", "arn:x/y/z")), ("slurm/hpc/gpu", Place("slurm", "hpc", "gpu")),
     ],
 )  # fmt: skip
 def test_infra_strings(infra: str | None, place: Place) -> None:
@@ -163,6 +231,46 @@ def test_spot_where_there_is_none_is_ignored_in_words(infra: str) -> None:
     p = planned(ELASTIC.format(infra=infra, gpu="V100:8", market="market: spot"))
     assert p.groups[0].market == "on_demand" and p.groups[0].spot_offer is None
     assert any("market spot is ignored" in line for line in p.guesses)
+    assert "no spot machines" in p.groups[0].no_spot
+
+
+def test_spot_on_slurm_is_a_partition_that_the_spec_names() -> None:
+    text = ELASTIC.format(infra="slurm/hpc/gpu", gpu="V100:8", market="market: mixed, on_demand_base: 1")
+    p = planned(text + "spot: {slurm_partition: preempt}\n")
+    g = p.groups[0]
+    assert (g.market, g.spot_partition, g.no_spot) == ("mixed", "preempt", "")
+    assert g.spot_offer is not None and (g.spot_offer.region, g.spot_offer.zone) == ("hpc", "preempt")
+    assert g.on_demand_offer is not None and g.on_demand_offer.zone == "gpu"
+    assert p.head.market == "on_demand" and p.head.offer.zone == "gpu"
+    assert not any("ignored" in line for line in p.guesses)
+
+
+def test_the_head_is_on_spot_only_where_its_own_resources_say_so() -> None:
+    spot = "resources: {accelerators: V100:8, use_spot: true}\n"
+    p = planned("infra: aws/us-east-1\n" + spot)
+    assert (p.head.market, p.groups[0].market) == ("on_demand", "spot")
+    p = planned("infra: aws/us-east-1\nhead: {resources: {use_spot: true}}\n" + spot)
+    assert p.head.market == "spot" and p.head.offer.market == "spot"
+    assert any("head: on spot as the spec says" in line for line in p.guesses)
+
+
+def test_the_price_without_spot_is_said_beside_the_budget() -> None:
+    text = ELASTIC.format(infra="aws/us-east-1", gpu="V100:8", market="market: spot")
+    p = planned(text + "spot: {patience: 5m, hold: 1h}\nbudget: {max_hourly_usd: 50}\n")
+    assert (p.spot.give_up_s, p.spot.hold_s) == (300, 3600)
+    assert any("refused for 5m" in x and "$98.30/h" in x and "more than max_hourly_usd 50.00" in x for x in p.guesses)
+
+
+def test_the_cheapest_zone_stands_for_a_region() -> None:
+    zones = [replace(offer("a", 8, usd, "spot"), zone=z) for z, usd in (("z2", 3.0), ("z1", 2.0), ("z3", 2.0))]
+    p = planned(
+        "infra: aws/r1\nresources: {accelerators: A100:8, use_spot: true}\n", (offer("a", 8, 9.0), *zones)
+    )
+    assert p.groups[0].offer.zone == "z1" and p.groups[0].offer.price_usd_per_hour == 2.0
+    p = planned(
+        "resources: {accelerators: A100:8, use_spot: true, infra: aws/r1/z2}\n", (offer("a", 8, 9.0), *zones)
+    )
+    assert p.groups[0].offer.zone == "z2"
 
 
 def test_a_dear_spot_price_is_not_taken() -> None:

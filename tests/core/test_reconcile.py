@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 from worlds import PATIENCE, World, group, plan
 
 from areal_sky.core import reconcile
-from areal_sky.core.events import DownRequested, LaunchAccepted, LaunchIntended, decode, encode, fold
+from areal_sky.core.events import (
+    DownRequested,
+    LaunchAccepted,
+    LaunchIntended,
+    ReplicaGone,
+    ReplicaLost,
+    ReplicaNoted,
+    TerminateIntended,
+    decode,
+    encode,
+    fold,
+)  # fmt: skip
 from areal_sky.core.lifecycle import MOVES, move
 from areal_sky.core.model import Machine, MachineState, Replica, ReplicaState
 from areal_sky.errors import StateError
@@ -82,6 +93,54 @@ def test_node_that_ray_misses_is_lost_only_after_patience() -> None:
     world.refuse.add("c-rollout-0")
     assert [e for _ in range(4) for e in world.tick()] == []
     assert "ReplicaLost" in [type(e).__name__ for _ in range(4) for e in world.tick()]
+
+
+def test_the_clouds_word_alone_ends_nothing_that_works() -> None:
+    world = started(rollout=1)
+    world.machines["c-rollout-0"] = Machine("c-rollout-0", MachineState.FAILED, 1, "sick, it says")
+    assert [e for _ in range(9) for e in world.tick()] == []
+    world.refuse.add("c-rollout-0")  # Ray misses it too
+    assert world.tick()[0] == ReplicaLost("c-rollout-0", "sick, it says")
+
+
+def test_an_adopted_launch_keeps_the_request_of_before() -> None:
+    world = World(plan())
+    world.want("head", 1, "spec")
+    seen = reconcile.Observation({}, None, {})
+    world.record(*reconcile.decide(world.state, world.plan, seen, 0.0, PATIENCE))
+    world.machines["c-head-0"] = Machine("c-head-0", MachineState.STARTING, 0, request_id="r7", note="queued")
+    assert world.tick()[0] == LaunchAccepted("c-head-0", "r7", adopted=True)
+    assert world.state.replicas["c-head-0"].request_id == "r7"
+    assert world.tick() == [ReplicaNoted("c-head-0", "queued")] and world.tick() == []
+
+
+def test_a_teardown_that_fails_says_why_until_it_is_confirmed() -> None:
+    world = started(rollout=1)
+    world.want("rollout", 0)
+    world.settle(1)
+    stuck = Machine("c-rollout-0", MachineState.STOPPING, 1, error="no credentials")
+    world.record(TerminateIntended("c-rollout-0", "test"))
+    world.machines["c-rollout-0"] = stuck
+    seen = reconcile.Observation(dict(world.machines), world.view(), {})
+    (event,) = reconcile.observe(world.state, seen, world.now_s, PATIENCE)
+    world.record(event)
+    assert world.state.replicas["c-rollout-0"].note == "no credentials"
+    assert reconcile.observe(world.state, seen, world.now_s, PATIENCE) == []
+    assert reconcile.Terminate("c-rollout-0") in reconcile.todo(world.state)
+    seen = reconcile.Observation({}, None, {})
+    assert ReplicaGone("c-rollout-0") in reconcile.observe(world.state, seen, world.now_s, PATIENCE)
+
+
+def test_what_misses_ray_nodes_or_is_slow_to_join_is_doubted() -> None:
+    world = started(rollout=1)
+    assert reconcile.doubtful(world.state, {}, world.now_s) == ()
+    assert reconcile.doubtful(world.state, {"c-rollout-0": 1.0}, world.now_s) == ("c-rollout-0",)
+    world = World(plan())
+    world.want("rollout", 1, "spec")
+    world.refuse.add("c-rollout-0")
+    world.settle(4)
+    assert reconcile.doubtful(world.state, {}, world.now_s) == ()
+    assert reconcile.doubtful(world.state, {}, world.now_s + reconcile.SLOW_JOIN_S) == ("c-rollout-0",)
 
 
 def test_silent_head_proves_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from areal_sky.adapters.catalog import shipped_offers
 from areal_sky.core import taskscripts
 from areal_sky.core.launch import plan
 from areal_sky.core.nodeenv import HeadEnv, NodeEnv
+from areal_sky.core.tasksources import secret_envs
 from areal_sky.core.taskyaml import header, render_files, task_dicts, to_yaml
 from areal_sky.errors import InvalidInput
 from areal_sky.spec import load_text
@@ -28,11 +28,13 @@ ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 CASES = sorted(p.parent.name for p in GOLDEN.glob("*/spec.yaml"))
 NOW_S = 1_790_000_000.0
+WHEEL = "./areal_sky-0.1.0-py3-none-any.whl"
+MOUNTED = "~/.areal_sky/wheel/areal_sky-0.1.0-py3-none-any.whl"
 
 
 def rendered(text: str, name: str = "spec.yaml") -> dict[str, str]:
     spec = load_text(text, name, NOW_S)
-    return render_files(spec, plan(spec, shipped_offers()), "areal-sky==0.1.0")
+    return render_files(spec, plan(spec, shipped_offers()), WHEEL)
 
 
 def tasks_of(text: str) -> dict[str, Any]:
@@ -71,6 +73,35 @@ def test_no_golden_file_holds_a_secret_value() -> None:
             assert "never_to_be_seen" not in path.read_text()
 
 
+def test_planted_secrets_reach_no_file_whatever_block_they_stand_in() -> None:
+    text = """
+infra: aws
+resources: {accelerators: V100:8}
+envs:
+  WANDB_API_KEY: planted-1
+  hf_token: planted-2
+  DB_PASSWORD: planted-3
+  PROXY: http://me:planted-4@proxy:3128
+  AWS_SECRET_ACCESS_KEY: planted-5
+  KEYBOARD: qwerty
+  TOKENIZER: bpe
+  MAX_TOKENS: 4096
+  EMPTY_TOKEN: ''
+secrets:
+  ODD: planted-6
+"""
+    files = rendered(text)
+    assert "planted" not in "".join(files.values())
+    task = yaml.safe_load(files["main.yaml"])
+    hidden = ("ODD", "WANDB_API_KEY", "hf_token", "DB_PASSWORD", "PROXY", "AWS_SECRET_ACCESS_KEY")
+    assert task["secrets"] == dict.fromkeys((*hidden, "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN"))
+    seen = [task["envs"][k] for k in ("KEYBOARD", "TOKENIZER", "MAX_TOKENS", "EMPTY_TOKEN")]
+    assert seen == ["qwerty", "bpe", 4096, ""]
+    assert all(f" --secret {name}" in files["main.yaml"] for name in hidden)
+    given = secret_envs(load_text(text, "x.yaml", NOW_S))
+    assert sorted(given) == sorted(hidden[1:]) and all("planted" in value for value in given.values())
+
+
 def test_generated_bash_never_stops_rays_of_others() -> None:
     """`ray stop` ends every Ray on the host."""
     for text in (taskscripts.head_run(), taskscripts.node_run("x"), taskscripts.head_setup()):
@@ -104,7 +135,7 @@ def test_everything_of_a_plain_task_is_carried_and_secrets_are_only_named() -> N
     task = tasks_of((GOLDEN / "plain" / "spec.yaml").read_text())["main.yaml"]
     assert task["num_nodes"] == 2
     assert task["workdir"] == "~/code/sft"
-    assert task["file_mounts"]["/data"] == "gs://bucket/data"
+    assert task["file_mounts"] == {"/data": "gs://bucket/data", "~/.netrc": "~/.netrc", MOUNTED: WHEEL}
     assert task["resources"]["image_id"].startswith("docker:pytorch/")
     assert task["resources"]["disk_size"] == 512
     assert task["resources"]["labels"] == {"team": "rl", "areal-sky-cluster": "sft", "areal-sky-group": "main"}
@@ -118,7 +149,7 @@ def test_everything_of_a_plain_task_is_carried_and_secrets_are_only_named() -> N
 
 def test_the_head_knows_the_cluster_and_runs_nothing_of_the_user() -> None:
     head = tasks_of((GOLDEN / "plain" / "spec.yaml").read_text())["head.yaml"]
-    assert not {"workdir", "file_mounts"} & head.keys()
+    assert "workdir" not in head and head["file_mounts"] == {MOUNTED: WHEEL}
     assert "torchrun" not in head["run"] and "MODEL" not in head["envs"]
     # Nodes run in a container image: the head shares it, since Python and Ray must be alike.
     assert head["resources"]["image_id"].startswith("docker:pytorch/")
@@ -156,6 +187,29 @@ def test_slurm_gets_neither_spot_nor_autostop() -> None:
     ]
     assert "autostop" not in resources and "use_spot" not in resources
     assert resources["infra"] == "slurm/hpc"
+
+
+def test_a_wheel_is_mounted_and_named_unless_the_user_says_what_to_install() -> None:
+    text = "infra: aws\nresources: {accelerators: V100:8}\nenvs: {AREAL_SKY_PYTHON: /x/python, A: b%s}\n"
+    for task in tasks_of(text % "").values():
+        assert task["file_mounts"] == {MOUNTED: WHEEL}
+        assert (task["envs"]["AREAL_SKY_PACKAGE"], task["envs"]["AREAL_SKY_PYTHON"]) == (MOUNTED, "/x/python")
+    for task in tasks_of(text % ", AREAL_SKY_PACKAGE: 'areal-sky==9'").values():
+        assert "file_mounts" not in task and task["envs"]["AREAL_SKY_PACKAGE"] == "areal-sky==9"
+
+
+def test_relative_sources_are_skypilots_business_unless_a_folder_is_given() -> None:
+    text = "infra: aws\nresources: {accelerators: V100:8}\nworkdir: .\nfile_mounts: {/d: data, /b: 's3://b', /h: ~/h}\n"
+    spec = load_text(text, "x.yaml", NOW_S)
+    launch = plan(spec, shipped_offers())
+    task = task_dicts(spec, launch, WHEEL)["main"]
+    assert (task["workdir"], task["file_mounts"]["/d"]) == (".", "data")
+    assert "'.', 'data': SkyPilot looks there" in header(spec, launch, "main")
+    task = task_dicts(spec, launch, "/w/areal_sky-1.whl", "/home/me")["main"]
+    assert (task["workdir"], task["file_mounts"].pop("/d")) == ("/home/me/.", "/home/me/data")
+    assert task["file_mounts"] == {
+        "/b": "s3://b", "/h": "~/h", "~/.areal_sky/wheel/areal_sky-1.whl": "/w/areal_sky-1.whl",
+    }  # fmt: skip
 
 
 def test_local_has_no_task() -> None:
@@ -214,176 +268,6 @@ def test_hostile_names_and_values_are_data_in_the_yaml() -> None:
     assert group["envs"]["EVIL"] == EVIL and group["workdir"] == EVIL and group["secrets"]["S"] is None
 
 
-# ---------------------------------------------------------------- what the bash does
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-class Machine:
-    """A home folder and a PATH with doubles of `areal-sky` and `python3`, to run generated bash on."""
-
-    def __init__(self, folder: Path):
-        self.home = folder / "home"
-        self.bin = folder / "bin"
-        self.home.mkdir()
-        self.bin.mkdir()
-        self.env = {
-            "PATH": f"{self.bin}:/usr/bin:/bin",
-            "HOME": str(self.home),
-            "AREAL_SKY_CLUSTER": "c",
-            "AREAL_SKY_REPLICA": "c-g-0",
-            "AREAL_SKY_HEAD_IP": "10.0.0.7",
-            "AREAL_SKY_RAY_PORT": "6379",
-            "AREAL_SKY_GATEWAY_PORT": "8790",
-            "AREAL_SKY_NODE_TOKEN": "n",
-            "AREAL_SKY_RAY_TOKEN": "r",
-            "AREAL_SKY_TOKENS": "{}",
-            "AREAL_SKY_PACKAGE": "areal-sky==0.1.0",
-            "SKYPILOT_NODE_RANK": "1",
-        }
-
-    def has(self, program: str, script: str) -> Machine:
-        path = self.bin / program
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        path.chmod(0o755)
-        return self
-
-    def bash(self, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "-c", script], env={**self.env, **env}, cwd=self.home, capture_output=True, text=True, timeout=30
-        )
-
-    def lines(self, name: str) -> list[str]:
-        return (self.home / name).read_text().splitlines()
-
-
-def taken_port() -> socket.socket:
-    """A listening socket outside the range that Ray keeps for its workers."""
-    low, high = taskscripts.RAY_WORKER_PORTS
-    while True:
-        server = socket.create_server(("127.0.0.1", 0))
-        if not low <= server.getsockname()[1] <= high:
-            return server
-        server.close()
-
-
-JOIN = 'touch "$AREAL_SKY_STATE_DIR/joined"'
-
-
-def test_a_node_is_started_again_until_its_planned_end(machine: Machine) -> None:
-    machine.has("areal-sky", 'echo "$1 $RAY_AUTH_MODE" >> $HOME/starts; [ $(wc -l < $HOME/starts) -ge 3 ]')
-    done = machine.bash(taskscripts.node_run(None))
-    assert done.returncode == 0
-    assert machine.lines("starts") == ["node token"] * 3
-    assert done.stderr.count("starting it again") == 2
-
-
-@pytest.mark.parametrize("code", [2, 78])
-def test_what_can_never_work_is_not_tried_again(machine: Machine, code: int) -> None:
-    machine.has("areal-sky", f"echo x >> $HOME/starts; exit {code}")
-    assert machine.bash(taskscripts.node_run("sleep 60")).returncode == code
-    assert machine.lines("starts") == ["x"]
-
-
-def test_a_user_run_waits_for_the_join_and_its_failure_does_not_end_the_node(machine: Machine) -> None:
-    machine.has("areal-sky", f"sleep 0.3; echo joined >> $HOME/order; {JOIN}; sleep 1.5; echo end >> $HOME/order")
-    user = 'echo "run $SKYPILOT_NODE_RANK $RAY_ADDRESS ${AREAL_SKY_NODE_TOKEN:-none}" >> $HOME/order; exit 3\n'
-    done = machine.bash(taskscripts.node_run(user))
-    assert done.returncode == 0
-    assert machine.lines("order") == ["joined", "run 1 10.0.0.7:6379 none", "end"]
-    assert "ended with code 3; the node stays" in done.stderr
-
-
-def test_a_user_run_ends_with_its_node(machine: Machine) -> None:
-    machine.has("areal-sky", f"{JOIN}; sleep 1.5")
-    user = "sleep 300 & echo $! > $HOME/pid\nsleep 300\n"
-    assert machine.bash(taskscripts.node_run(user)).returncode == 0
-    pid = int(machine.lines("pid")[0])
-    state = Path(f"/proc/{pid}/stat")
-    assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"
-
-
-def test_a_run_cannot_leave_its_here_document(machine: Machine) -> None:
-    """Lines that look like the end mark stay text: nothing of the run starts before the node has joined."""
-    machine.has("areal-sky", "sleep 0.2")
-    run = hostile_spec().task["run"]
-    assert machine.bash(taskscripts.node_run(run)).returncode == 0
-    assert not (machine.home / "escaped").exists()
-    machine.has("areal-sky", f"{JOIN}; sleep 1.5")
-    assert "started" in machine.bash(taskscripts.node_run(run)).stdout
-    assert (machine.home / "escaped").exists()
-
-
-def test_a_run_that_is_not_bash_does_not_break_the_node(machine: Machine) -> None:
-    machine.has("areal-sky", f"{JOIN}; sleep 1.5; echo end > $HOME/end")
-    done = machine.bash(taskscripts.node_run("if then ) ' oops"))
-    assert done.returncode == 0 and machine.lines("end") == ["end"]
-
-
-@pytest.mark.parametrize("name", ["AREAL_SKY_HEAD_IP", "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN"])
-@pytest.mark.parametrize("part", [taskscripts.node_setup, taskscripts.node_run])
-def test_a_missing_value_is_named_at_once(machine: Machine, name: str, part: Any) -> None:
-    machine.has("areal-sky", "echo x > $HOME/started")
-    done = machine.bash(part(None), **{name: ""})
-    assert done.returncode == 78 and f"{name} is not set" in done.stderr
-    assert not (machine.home / "started").exists()
-
-
-@pytest.mark.parametrize("variable", ["AREAL_SKY_RAY_PORT", "AREAL_SKY_GATEWAY_PORT"])
-def test_a_head_says_which_port_is_taken(machine: Machine, variable: str) -> None:
-    machine.has("areal-sky", "echo x > $HOME/started")
-    with taken_port() as server:
-        port = server.getsockname()[1]
-        ports = {"AREAL_SKY_RAY_PORT": "9", "AREAL_SKY_GATEWAY_PORT": "9"} | {variable: str(port)}
-        done = machine.bash(taskscripts.head_run(), **ports)
-    assert done.returncode == 78 and f"port {port} is in use" in done.stderr
-    assert not (machine.home / "started").exists()
-
-
-def test_a_head_keeps_out_of_rays_own_ports(machine: Machine) -> None:
-    done = machine.bash(taskscripts.head_run(), AREAL_SKY_RAY_PORT="10002")
-    assert done.returncode == 78 and "worker range" in done.stderr
-
-
-def test_a_head_that_comes_back_finds_its_own_ray_on_the_port(machine: Machine) -> None:
-    machine.has("areal-sky", "echo ok > $HOME/started")
-    state = machine.home / ".areal_sky" / "head" / "c"
-    state.mkdir(parents=True)
-    (state / "ray.json").write_text("{}")
-    with taken_port() as server:
-        port = str(server.getsockname()[1])
-        done = machine.bash(taskscripts.head_run(), AREAL_SKY_RAY_PORT=port, SKYPILOT_NODE_IPS="10.1.2.3\n10.1.2.4")
-    assert done.returncode == 0 and machine.lines("started") == ["ok"]
-    assert "AREAL_SKY_HEAD_IP=10.1.2.3\n" in done.stdout
-
-
-def test_setup_installs_only_what_is_missing(machine: Machine) -> None:
-    machine.has("python3", 'printf "%s|" "$@" >> $HOME/pip')
-    assert machine.bash(taskscripts.node_setup("echo mine > mine")).returncode == 0
-    assert machine.lines("mine") == ["mine"]
-    wanted = f"-m|pip|install|--quiet|areal-sky==0.1.0|ray=={taskscripts.RAY_VERSION}|"
-    assert machine.lines("pip") == [wanted]
-    machine.has("areal-sky", "true")
-    assert machine.bash(taskscripts.head_setup()).returncode == 0
-    assert machine.lines("pip") == [wanted]
-
-
-def test_a_failing_user_setup_is_the_failure_of_the_setup(machine: Machine) -> None:
-    machine.has("python3", "touch $HOME/pip")
-    done = machine.bash(taskscripts.node_setup("false\nexit 7"))
-    assert done.returncode == 7 and "setup ended with code 7" in done.stderr
-    assert not (machine.home / "pip").exists()
-
-
-def test_the_pinned_ray_is_the_one_that_the_package_asks_for() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    major_minor = ".".join(taskscripts.RAY_VERSION.split(".")[:2])
-    assert f'"ray>={major_minor},' in text
-
-
 # ---------------------------------------------------------------- SkyPilot reads them
 
 
@@ -427,7 +311,9 @@ for path in sys.argv[1:]:
         assert seen["envs"] == {k: str(v) for k, v in raw["envs"].items()}
         assert seen["secrets"] == sorted(raw["secrets"])
         for r in seen["resources"]:
-            assert {"areal-sky-cluster", "areal-sky-group"} <= r["labels"].keys() and r["down"]
+            assert r["down"]
+            if "areal_grpo" not in seen["path"]:  # a user's own task, for a cluster or a machine
+                assert {"areal-sky-cluster", "areal-sky-group"} <= r["labels"].keys()
     by_case = {tuple(Path(s["path"]).parts[-2:]): s for s in read}
     full = by_case["full", "rollout.yaml"]
     assert sorted(next(iter(r["accelerators"])) for r in full["resources"]) == ["A100-80GB", "H100", "L40S"]

@@ -206,6 +206,9 @@ def test_a_dead_controller_is_started_again_by_up(shell: Shell) -> None:
     processes.kill([pid])
     until(lambda: shell.json("status", "whole")["controller"] == "not running")
     assert "its controller is not running" in shell.run("status")
+    swept = shell.json("status", "--orphans")
+    assert any("cluster whole: its controller is gone" in w for w in swept["warnings"])
+    assert not [o for o in swept["orphans"] if "whole" in o["id"] and str(shell.home) in o["reason"]]
     shell.run("up", str(shell.spec))
     assert shell.json("status", "whole")["controller"] == "running"
 
@@ -239,6 +242,10 @@ def test_zz_down_leaves_nothing_and_the_bill_stays(shell: Shell) -> None:
     assert shell.json("status", "whole")["state"] == "DOWN"
     bill = shell.json("cost", "whole")
     assert bill["usd"] > 0 and bill["usd_per_hour_now"] == 0
+    tasks = shell.json("cost", "whole", "--by", "task")
+    assert tasks["usd"] == bill["usd"] == pytest.approx(sum(x["usd"] for x in tasks["lines"]))
+    roles = {x["role"] for x in tasks["lines"]}
+    assert {"rollout", "head", "idle"} <= roles and "unattributed" not in roles
     again = shell.run("down", "whole")
     assert "verified" in again
 

@@ -8,12 +8,16 @@ from areal_sky.adapters.catalog import shipped_offers
 from areal_sky.adapters.fakes import FakeClock, FakeCloud, FakeHead
 from areal_sky.adapters.store import EventStore
 from areal_sky.core.events import (
+    CloudAnswers,
+    CloudSilent,
     ClusterCreated,
     DownRequested,
     GroupDesired,
+    LaunchAccepted,
     LaunchFailed,
     LaunchIntended,
     ReplicaGone,
+    ReplicaLost,
     ScalingHeld,
 )
 from areal_sky.core.launch import plan
@@ -97,6 +101,41 @@ def test_grows_because_work_waits_and_says_so(bench: Bench) -> None:
     assert len(bench.ready("rollout")) == 2
     (grown,) = [e for e in bench.events(GroupDesired) if e.by == "policy"]
     assert grown.desired == 2 and "wait" in grown.reason
+
+
+def test_a_silent_cloud_is_said_and_nothing_is_decided_until_it_answers(bench: Bench) -> None:
+    bench.cloud.vanish("c-rollout-0")
+    bench.cloud.silent = "no API server"
+    calls = len(bench.cloud.calls)
+    bench.run(5)
+    assert not bench.events(CloudSilent)
+    bench.run(30)
+    assert bench.events(CloudSilent) == [CloudSilent("no API server")]
+    assert bench.controller.state.cloud_problem == "no API server"
+    assert len(bench.cloud.calls) == calls and not bench.events(ReplicaLost)
+    bench.cloud.silent = ""
+    bench.run(10)
+    assert len(bench.events(CloudAnswers)) == 1 and bench.controller.state.cloud_problem == ""
+    assert len(bench.events(ReplicaLost)) == 1 and len(bench.ready("rollout")) == 1
+
+
+def test_a_launch_is_accepted_only_once_its_request_is_known(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = FakeCloud.launch
+    monkeypatch.setattr(FakeCloud, "launch", lambda self, request: "")
+    bench.store.append(bench.clock.now(), GroupDesired("rollout", 2, "test", by="user"))
+    accepted = len(bench.events(LaunchAccepted))
+    bench.run(5)
+    assert len(bench.events(LaunchAccepted)) == accepted
+    assert [r.state for r in bench.controller.state.replicas.values()].count(ReplicaState.QUEUED) == 1
+    monkeypatch.setattr(FakeCloud, "launch", known)
+    bench.run(10)
+    assert len(bench.events(LaunchAccepted)) == accepted + 1 and len(bench.ready("rollout")) == 2
+
+
+def test_a_replica_that_misses_nodes_is_looked_at_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeHead, "_nodes", lambda self, replica, plan: [])
+    bench.run(2)
+    assert ("doubt", "c-rollout-0") in bench.cloud.calls
 
 
 def test_never_above_max_however_much_waits(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -112,11 +113,18 @@ def test_a_damaged_environment_is_one_clear_error(damage: str) -> None:
     assert "AREAL_SKY_NODE_CONFIG" in done.stderr and "Traceback" not in done.stderr
 
 
+def handles_sigterm(pid: int) -> bool:
+    caught = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_the_command_line_of_a_node_shows_no_secret(tmp_path: Path) -> None:
     env = {**node_env(tmp_path, lease_s=30.0), "AREAL_SKY_NODE_TOKEN": "s3cret", "AREAL_SKY_RAY_TOKEN": "s3cret"}
     process = processes.spawn([sys.executable, "-m", "areal_sky.ui.cli.main", "node"], env, tmp_path / "log")
     try:
-        time.sleep(0.5)
+        until_s = time.monotonic() + 20
+        while not handles_sigterm(process.pid) and time.monotonic() < until_s:
+            time.sleep(0.05)
         assert b"s3cret" not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         process.terminate()
         assert process.wait(10) == 0

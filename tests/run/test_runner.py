@@ -109,6 +109,16 @@ def test_the_environment_of_a_rank(run: Run, head: Head) -> None:
     assert not {"AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN", "RAY_JOB_ID"} & set(env)
 
 
+def test_a_python_apart_from_the_machines_comes_last(
+    run: Run, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(Path(sys.executable).parent)
+    assert run().environment()["PATH"].startswith(f"{own}{os.pathsep}")
+    (tmp_path / "apart").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert run().environment()["PATH"] == os.pathsep.join([os.environ["PATH"], own])
+
+
 def test_without_gpus_none_is_visible(run: Run, head: Head) -> None:
     finished(run('echo "[$CUDA_VISIBLE_DEVICES]"'))
     assert head.streams["out"] == b"[]\n"

@@ -94,6 +94,25 @@ def test_a_task_runs_and_ends(world: World) -> None:
     assert "running" in story(world, "t1")
 
 
+def test_usage_tells_who_held_what_and_survives_a_restart(world: World) -> None:
+    first = world.submit(gpus=1, bundles=2, name="grpo")
+    world.tick()
+    (held,) = world.service.usage().holds
+    assert (held.task_id, held.replica, held.gpus, held.node_gpus, held.node_cpus) == (first, "c-w-0", 2, 4, 16)
+    assert held.until_s is None
+    world.finish(first)
+    world.tick(3)
+    waits = world.submit(gpus=4, bundles=4)  # more than there is: holds nothing
+    past = world.service.usage()
+    (ended,) = past.holds
+    assert ended.key == held.key and ended.until_s is not None
+    assert 0 < ended.until_s - ended.from_s < 1
+    world.start()
+    assert world.service.usage().holds == past.holds
+    assert world.service.usage(ended.until_s + 1).holds == ()
+    assert world.state(waits) == "QUEUED"
+
+
 def test_schedule_says_queued_with_the_reason(world: World) -> None:
     world.submit(gpus=4, bundles=2)
     answer = world.service.submit(TaskSpec("eval", command="x", bundle=Bundle(1, 1)))

@@ -120,6 +120,17 @@ ONE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "policy": ("scaling: {policy: 'a b'}", "1:19", ("module:function",)),
     "share in percent": ("scaling: {target_utilization: 85}", "1:31", ("is `85`", "such as 0.85")),
     "spot share": ("spot: {max_spot_price_frac: 60%}", "1:29", ("is `60%`",)),
+    "spot patience": ("spot: {patience: 10}", "1:18", ("without a unit", "did you mean")),
+    "spot hold": ("spot: {hold: 5s}", "1:14", ("expected 1m to 7d",)),
+    "spot partition name": (
+        "infra: slurm/hpc\nspot: {slurm_partition: 'a b'}", "2:25", ("whose jobs give way",),
+    ),
+    "spot partition off Slurm": ("infra: aws\nspot: {slurm_partition: p}", "2:25", ("nothing here is on Slurm",)),
+    "spot partition, no cluster": ("infra: slurm\nspot: {slurm_partition: p}", "2:25", ("expected the cluster there",)),
+    "spot partition of the infra": (
+        "infra: slurm/hpc/p\nspot: {slurm_partition: p}", "2:25", ("the partition of the infra itself",),
+    ),
+    "partition": ("spot: {partition: p}", "1:8", ("did you mean `slurm_partition`",)),
     "budget of nothing": ("budget: {max_hourly_usd: 0}", "1:26", ("above 0",)),
     "budget in euros": ("budget: {max_total_usd: 5€}", "1:25", ("is not an amount of money",)),
     # durations

@@ -77,6 +77,7 @@ SPEC = TaskSpec("train", command="python train.py", bundle=Bundle(1, 1))
 ROUTES = [
     ("GET", "/v1/tasks", "read"), ("GET", "/v1/tasks/t1", "read"), ("GET", "/v1/tasks/t1/story", "read"),
     ("GET", "/v1/tasks/t1/logs", "read"), ("GET", "/v1/view", "read"), ("GET", "/v1/gpus", "read"),
+    ("GET", "/v1/usage", "read"),
     ("POST", "/v1/tasks", "submit"), ("POST", "/v1/tasks/t1/cancel", "submit"),
     ("POST", "/v1/tasks/t1/metrics", "submit node"), ("POST", "/v1/replicas/r/drain", "operate"),
     ("POST", "/v1/replicas/r/evict", "operate"), ("POST", "/v1/controller/heartbeat", "operate"),
@@ -102,6 +103,17 @@ def test_no_answer_shows_a_token(head: Head) -> None:
     reply = httpx.post(head.url + "/v1/tasks", headers={"Authorization": f"Bearer {TOKENS['read']}"}, json={})
     assert reply.status_code == 403
     assert not any(t in reply.text for t in TOKENS.values())
+
+
+def test_who_held_what(head: Head) -> None:
+    submit = head.client("submit")
+    task_id = submit.submit(SPEC)["task_id"]
+    running = submit.usage()
+    (held,) = [h for h in running.holds if h.task_id == task_id]
+    assert (held.kind, held.gpus, held.until_s) == ("train", 1, None) and held.node_gpus >= 1
+    submit.cancel(task_id)
+    with pytest.raises(InvalidInput, match="since_s"):
+        submit.usage(float("nan"))
 
 
 def test_health_needs_no_token(head: Head) -> None:

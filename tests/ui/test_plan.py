@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,21 @@ import yaml
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
-def areal_sky(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"COLUMNS": "80"}
+@pytest.fixture(autouse=True)
+def no_cloud_enabled(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A HOME in which nobody ever ran `sky check`."""
+    home = str(tmp_path_factory.mktemp("home"))
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("SKY_RUNTIME_DIR", home)
+
+
+def areal_sky(
+    *arguments: str | Path, cwd: Path | None = None, home: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"COLUMNS": "80"} | ({"HOME": str(home), "SKY_RUNTIME_DIR": str(home)} if home else {})
     return subprocess.run(
         [sys.executable, "-m", "areal_sky.ui.cli.main", *map(str, arguments)],
-        env=env, cwd=cwd, capture_output=True, text=True, timeout=60,
+        env=env, cwd=cwd, capture_output=True, text=True, timeout=150,
     )  # fmt: skip
 
 
@@ -82,13 +93,13 @@ def test_render_writes_what_the_golden_files_say_and_is_idempotent(tmp_path: Pat
     done = areal_sky("render", GOLDEN / "full" / "spec.yaml", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     names = {"head.yaml", "trainer.yaml", "rollout.yaml"}
-    assert {p.name for p in (tmp_path / "out").iterdir()} == names
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {*names, "areal_sky-0.1.0-py3-none-any.whl"}
     for name in names:
         text = (tmp_path / "out" / name).read_text()
         assert text == (GOLDEN / "full" / name).read_text()
         assert f"wrote     {tmp_path / 'out' / name}" in done.stdout
     again = areal_sky("render", GOLDEN / "full" / "spec.yaml", "--out", tmp_path / "out")
-    assert again.returncode == 0 and again.stdout.count("unchanged") == 3
+    assert again.returncode == 0 and again.stdout.count("unchanged") == 4
 
 
 def test_render_overwrites_nothing_that_differs(tmp_path: Path) -> None:
@@ -124,3 +135,87 @@ def test_planning_needs_neither_ray_nor_sky() -> None:
         "print([m for m in ('ray', 'sky', 'rich', 'fastapi', 'httpx') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_without_an_enabled_cloud_a_plan_is_quick_and_says_what_it_cannot_know() -> None:
+    data = json.loads(areal_sky("plan", GOLDEN / "full" / "spec.yaml", "--json").stdout)
+    said = "no cloud is enabled" if find_spec("sky") else "SkyPilot is not installed"
+    assert said in data["unknowns"][0] and "is not known" in data["unknowns"][0]
+    data = json.loads(areal_sky("plan", GOLDEN / "full" / "spec.yaml", "--json", "--no-sky").stdout)
+    assert "SkyPilot was not asked" in data["unknowns"][0]
+
+
+# ---------------------------------------------------------------- with SkyPilot's catalogs
+
+
+needs_sky = pytest.mark.skipif(find_spec("sky") is None, reason="needs SkyPilot")
+TWO_GROUPS = """
+name: grpo
+node_groups:
+  trainer: {resources: {accelerators: "H100:8"}, replicas: 2}
+  rollout:
+    resources: {accelerators: {H100: 8, A100-80GB: 8, L40S: 8}}
+    min_replicas: 1
+    max_replicas: 4
+    market: mixed
+    on_demand_base: 1
+"""
+
+
+@pytest.mark.sky
+@needs_sky
+def test_a_plan_with_skypilots_offers(sky_home: Path, tmp_path: Path) -> None:
+    spec = tmp_path / "s.yaml"
+    spec.write_text(TWO_GROUPS)
+    shown = areal_sky("plan", spec, "--offline", home=sky_home)
+    assert shown.returncode == 0, shown.stderr
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    data = json.loads(areal_sky("plan", spec, "--offline", "--json", home=sky_home).stdout)
+    trainer, rollout = data["groups"]
+    # us-east-1 of the AWS catalog: m6i.2xlarge 0.384; p5 55.04; p4de 27.44705, on spot 8.6505 in its cheapest zone.
+    assert (trainer["offer"]["cloud"], trainer["offer"]["region"]) == ("aws", "us-east-1")
+    assert data["usd_per_hour"]["min"] == pytest.approx(0.384 + 2 * 55.04 + 27.44705, abs=0.001)
+    assert data["usd_per_hour"]["max"] == pytest.approx(0.384 + 2 * 55.04 + 27.44705 + 3 * 8.6505, abs=0.001)
+    assert data["usd_per_month"]["max"] == pytest.approx(data["usd_per_hour"]["max"] * 730, abs=0.1)
+    assert rollout["spot_offer"]["zone"] == "use1-az6" and data["unknowns"] == [] and data["refusals"] == []
+    # 27.44705 + 3 x 8.6505 with A100-80GB; 55.04 + 3 x 10.2397 with H100.
+    assert {c["accelerator"]: round(c["usd_per_hour"], 2) for c in rollout["choices"]} == {
+        "H100:8": 85.76, "A100-80GB:8": 53.40, "L40S:8": 54.19,
+    }  # fmt: skip
+    flat = " ".join(shown.stdout.split())
+    for words in (
+        "SkyPilot catalog aws, a file put there by hand", "rollout with H100:8 (p5.48xlarge): $85.76/h at the largest",
+        "elsewhere, all of it at its largest: aws/us-west-2", "less than on demand, in use1-az",
+    ):  # fmt: skip
+        assert words in flat
+
+
+@pytest.mark.sky
+@needs_sky
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("resources: {accelerators: H100:3}", ("main: no machine with H100:3 on aws, gcp, lambda; there is H100:4",)),
+        ("infra: azure\nresources: {accelerators: H100:8}", ("main: azure is not enabled", "sky check azure")),
+        (
+            TWO_GROUPS + "infra: aws\nbudget: {max_hourly_usd: 50}",
+            ("more than budget.max_hourly_usd 50.00", "one node of it alone costs $55.04/h"),
+        ),
+        (
+            "node_groups: {a: {resources: {accelerators: 'L40S:8', infra: aws}},"
+            " b: {resources: {accelerators: 'H100:8', infra: gcp}}}",
+            ("mixed regions: ", "can be had in"),
+        ),
+        ("infra: aws\nresources: {accelerators: H100:8, max_hourly_cost: 20}", ("max_hourly_cost is 20.00",)),
+    ],
+    ids=["no such accelerator", "cloud not enabled", "budget", "regions", "cap per node"],
+)
+def test_refusals_end_with_3_and_one_message(sky_home: Path, tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    spec = tmp_path / "s.yaml"
+    spec.write_text(text)
+    done = areal_sky("plan", spec, "--offline", "--json", home=sky_home)
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert all(w in done.stderr for w in words)
+    refusals = json.loads(done.stdout)["refusals"]
+    assert done.stderr == "error: " + "\n".join(refusals) + "\n"

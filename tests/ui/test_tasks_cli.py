@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+import yaml
 from click.testing import CliRunner, Result
 
 from areal_sky.adapters.fake_ray import FakeRayCluster
@@ -97,6 +98,18 @@ def test_a_file_gives_the_fields_and_options_win(head: Head, tmp_path: Path) -> 
     assert (spec.kind, spec.priority, spec.envs) == ("rollout", 9.0, {"LR": "0.1"})
     assert (spec.bundle.memory_gib, spec.accelerators) == (2.0, ("H100",))
     assert head.service.get("t1")["weight"] == 1.5
+
+
+def test_a_skypilot_task_is_submitted_without_its_machines(head: Head) -> None:
+    file = Path(__file__).parents[2] / "task_yamls" / "areal_grpo.yaml"
+    words = ["submit", "--kind", "driver", "--env", "TRIAL=t9", str(file)]
+    told = CliRunner(mix_stderr=False).invoke(cli, words).stderr
+    assert "left out, since the cluster's machines are up: resources, num_nodes, secrets" in told
+    spec = head.service._records["t1"].spec
+    task = yaml.safe_load(file.read_text())
+    assert (spec.kind, spec.name, spec.command) == ("driver", "areal-grpo", task["run"])
+    assert spec.envs == {**task["envs"], "TRIAL": "t9"}
+    assert "options go before" in str(failure(head.run("submit", str(file), "--kind", "driver")))
 
 
 def test_mistakes_are_told_all_at_once(head: Head, tmp_path: Path) -> None:

@@ -54,9 +54,17 @@ def up(file: str, infra: str | None, foreground: bool, detach: bool) -> None:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--watch", "-w", is_flag=True, help="Refresh every second until Ctrl-C.")
+@click.option("--orphans", is_flag=True, help="Show what runs though no state knows it: SkyPilot, EC2, this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(name: str | None, watch: bool, as_json: bool) -> None:
+def status(name: str | None, watch: bool, orphans: bool, as_json: bool) -> None:
     """Show cluster NAME, or all of them."""
+    if orphans:
+        from areal_sky.ui.cli.orphans import show_orphans
+
+        if name or watch:
+            raise InvalidInput("--orphans looks at everything, once: it goes with neither NAME nor --watch")
+        show_orphans(as_json)
+        return
     from areal_sky.home import choose_cluster, clusters
 
     homes = [choose_cluster(name)] if name else clusters()
@@ -107,8 +115,15 @@ def scale(change: str, cluster: str | None, market: str | None, wait: bool, as_j
 @click.argument("name", required=False)
 @click.option("--drain", default="30s", show_default=True, metavar="TIME", help="What running tasks get to finish.")
 @click.option("--detach", "-d", is_flag=True, help="Do not wait for the end.")
-def down(name: str | None, drain: str, detach: bool) -> None:
+@click.option("--orphans", is_flag=True, help="End what `status --orphans` shows instead; NAME is one of these.")
+@click.option("--yes", "-y", is_flag=True, help="With --orphans: do not ask.")
+def down(name: str | None, drain: str, detach: bool, orphans: bool, yes: bool) -> None:
     """Drain and end a cluster, then check that nothing of it is left."""
+    if orphans:
+        from areal_sky.ui.cli.orphans import end_orphans
+
+        end_orphans(name, yes)
+        return
     from areal_sky.cluster import Cluster
     from areal_sky.units import parse_duration_s
 
@@ -130,11 +145,14 @@ def down(name: str | None, drain: str, detach: bool) -> None:
         click.echo(f"\nstill going down in the background: `areal-sky status {cluster.name}` shows it", err=True)
         sys.exit(130)
     if left:
-        click.echo(f"cluster {cluster.name}: {len(left)} things are left:", err=True)
+        things = "thing" if len(left) == 1 else "things"
+        click.echo(f"cluster {cluster.name}: {len(left)} {things} left or unknown:", err=True)
         for x in left:
             click.echo(f"  {x.what}", err=True)
         sys.exit(1)
-    click.echo(f"cluster {cluster.name} is down; verified: no process of it is left")
+    local = cluster.spec_and_plan()[0].is_local
+    proof = "no process of it is left" if local else "SkyPilot lists nothing of it any more"
+    click.echo(f"cluster {cluster.name} is down; verified: {proof}")
 
 
 def progress_printer(began_s: float, only_new: int = 0) -> Any:
@@ -197,6 +215,8 @@ def _print_report(report: dict[str, Any]) -> None:
     console.print(f"[bold]{report['cluster']}[/]  {report['state']}  {spent}")
     if report["state"] != "DOWN" and report["controller"] != "running":
         console.print("  [yellow]its controller is not running: `areal-sky up` or `down` starts it again[/]")
+    if report["cloud"]["problem"] and report["state"] != "DOWN":
+        console.print(f"  [yellow]cloud: {report['cloud']['problem']}[/]", soft_wrap=True)
     if report["head"].get("problem") and report["state"] not in ("STARTING", "DOWN"):
         console.print(f"  [yellow]head: {report['head']['problem']}[/]", soft_wrap=True)
     if tasks := report["tasks"]:
@@ -225,3 +245,6 @@ def _print_report(report: dict[str, Any]) -> None:
             "n/a" if r["gpu_utilization"] is None else f"{r['gpu_utilization']:.0%}",
         )
     console.print(table)
+    for r in report["replicas"]:
+        if r["note"] and r["state"] != "READY":
+            echo_line(r["note"], lead=f"  {r['replica']}: ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal_sky.adapters.processes import stop_on_signals
+from areal_sky.adapters.processes import listening, stop_on_signals
 from areal_sky.errors import ArealSkyError
 
 if TYPE_CHECKING:
@@ -89,20 +90,19 @@ def _serve(head: Head) -> int:
         service = TaskService(ray, journal, SystemClock(), head.env, hub)
         stop_on_signals(stop)  # again: Ray has put its own handlers in place
         app = create_app(service, hub, head.tokens, head.env.cluster, on_controller=lambda _: head.controller_seen())
-        config = uvicorn.Config(
-            app, host=head.bind_host, port=head.env.gateway_port, ws="none", log_level="warning", access_log=False
-        )
-        threading.Thread(target=_served(uvicorn.Server(config), stop), name="gateway", daemon=True).start()
+        config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False)
+        sockets = [listening(host, head.env.gateway_port) for host in head.bind_hosts]
+        threading.Thread(target=_served(uvicorn.Server(config), sockets, stop), name="gateway", daemon=True).start()
         head.announce()
         return service
 
     return head.loop(connect, stop)
 
 
-def _served(server: Any, stop: threading.Event) -> Callable[[], None]:
+def _served(server: Any, sockets: list[socket.socket], stop: threading.Event) -> Callable[[], None]:
     def run() -> None:
         try:
-            server.run()
+            server.run(sockets=sockets)
         finally:
             # Without a gateway this process is of no use: let the next one try.
             logging.error("the gateway has ended")

@@ -1,10 +1,9 @@
-"""`areal-sky why`, `events`, `cost`: what happened, for what reason, at what price."""
+"""`areal-sky why`, `events`: what happened, and for what reason."""
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -56,46 +55,6 @@ def events(name: str | None, cluster: str | None, follow: bool, as_json: bool) -
             time.sleep(0.3)
     except KeyboardInterrupt:
         return
-
-
-@click.command()
-@click.argument("name", required=False)
-@CLUSTER_OPTION
-@JSON_OPTION
-def cost(name: str | None, cluster: str | None, as_json: bool) -> None:
-    """Print the bill so far: hours x the price at which each replica was launched."""
-    bill = _attach(name or cluster).cost()
-    if as_json:
-        click.echo(json.dumps(asdict(bill)))
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from areal_sky.units import format_usd
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("group", "market"):
-        table.add_column(heading)
-    for heading in ("replicas", "node-hours", "cost", "all on demand"):
-        table.add_column(heading, justify="right")
-    for x in bill.lines:
-        table.add_row(
-            x.group,
-            x.market.replace("_", "-"),
-            str(x.replicas),
-            f"{x.node_hours:.4f}",
-            "unknown" if x.usd is None else f"${x.usd:.4f}",
-            "unknown" if x.on_demand_usd is None else f"${x.on_demand_usd:.4f}",
-        )
-    table.add_section()
-    table.add_row("total", "", "", "", f"${bill.usd:.4f}", f"${bill.on_demand_usd:.4f}", style="bold")
-    console = Console(highlight=False)
-    console.print(table)
-    if not bill.complete:
-        console.print("some prices are unknown: the true total is higher")
-    if bill.usd_per_hour_now:
-        console.print(f"running now: {format_usd(bill.usd_per_hour_now)} per hour")
 
 
 def _attach(name: str | None) -> Any:

@@ -59,13 +59,15 @@ def submit(what: Sequence[str], cluster: str | None, follow: bool, as_json: bool
       areal-sky submit --gpus 2 --bundles 4 -- torchrun train.py --lr 1e-4
       areal-sky submit --kind eval 'python eval.py | tee out.txt'
 
-    In the file, `run` is the command; options on the command line win.
+    In the file, `run` is the command; options on the command line win. A SkyPilot task will do.
     """
     from areal_sky import home
     from areal_sky.task import Task
 
     fields: dict[str, Any] = {}
-    if len(what) == 1 and what[0].endswith((".yaml", ".yml")):
+    if what[0].endswith((".yaml", ".yml")):
+        if len(what) > 1:
+            raise InvalidInput(f"{' '.join(what[1:])!r} after {what[0]}: options go before the file")
         fields = _task_file(Path(what[0]))
     else:
         fields["entrypoint"] = what[0] if len(what) == 1 else shlex.join(what)
@@ -265,12 +267,16 @@ def _envs(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _task_file(path: Path) -> dict[str, Any]:
-    """The fields of a task YAML: those of areal_sky.task.Task, with `run` for the command."""
+    """The fields of a task YAML: those of areal_sky.task.Task, with `run` for the command.
+
+    Of a SkyPilot task, what describes machines is left out: those of a cluster that is up are there already.
+    """
     import dataclasses
     import difflib
 
     import yaml
 
+    from areal_sky.spec.skypilot_keys import TASK_KEYS, TASK_KEYS_READ
     from areal_sky.task import Task
 
     try:
@@ -282,6 +288,11 @@ def _task_file(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise InvalidInput(f"{path}: expected keys and values, such as `run: python train.py`")
     known = {f.name for f in dataclasses.fields(Task)} - {"entrypoint"} | {"run"}
+    machines = [k for k in raw if k in {*TASK_KEYS, *TASK_KEYS_READ} - known]
+    if machines:
+        machines += [k for k in ("workdir",) if k in raw]  # SkyPilot's copies a folder, ours is one on the node
+        raw = {k: v for k, v in raw.items() if k not in machines}
+        click.echo(f"{path}: left out, since the cluster's machines are up: {', '.join(machines)}", err=True)
     wrong: list[str] = []
     for key in raw:
         if key not in known:
