@@ -41,7 +41,7 @@ def report(name: str, figures: dict[str, float]) -> dict[str, Any]:
 
 def over_bounds(name: str, figures: dict[str, float]) -> list[str]:
     """What is over its limit, in words."""
-    bounds: dict[str, dict[str, float]] = yaml.safe_load(BOUNDS.read_text())[name]
+    bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     return [
         f"{name}.{figure} is {figures[figure]:.4g}, over {bound['max']:g} (usually {bound['measured']:g})"
         for figure, bound in bounds.items()
@@ -50,7 +50,7 @@ def over_bounds(name: str, figures: dict[str, float]) -> list[str]:
 
 
 def show(name: str, figures: dict[str, float]) -> None:
-    bounds: dict[str, dict[str, float]] = yaml.safe_load(BOUNDS.read_text())[name]
+    bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     print(f"{name}: {BENCHMARKS[name]}")
     for figure, value in figures.items():
         limit = f"   limit {bounds[figure]['max']:g}" if figure in bounds else ""
