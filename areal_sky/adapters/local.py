@@ -20,14 +20,13 @@ from areal_sky.adapters import processes
 from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.core.launch import head_env, node_env
 from areal_sky.core.model import HEAD_GROUP, LaunchPlan, Machine, MachineState
-from areal_sky.core.nodeenv import NODE_MARK
+from areal_sky.core.nodeenv import EXIT_NEVER, NODE_MARK
 from areal_sky.core.tasksources import MASK
 from areal_sky.errors import NoCapacity, StateError
 from areal_sky.spec.cluster import ClusterSpec
 
 # Outside Ray's worker ports (10002-19999) and Linux's ephemeral ones (32768 and up).
 PORT_RANGE = range(20000, 32000)
-EXIT_NEVER = 78
 # Restarts the process until it ends on purpose (0) or says that it can never work (78).
 KEEP_RUNNING = f'while :; do "$@"; rc=$?; case $rc in 0|{EXIT_NEVER}) exit $rc;; esac; sleep 0.5; done'
 

@@ -19,6 +19,8 @@ DEFAULT_RAY_PORT = 6379
 DEFAULT_GATEWAY_PORT = 8790
 DEFAULT_LEASE_S = 600.0
 
+# Exit code of a head or node process that can never work as configured: it is not started again.
+EXIT_NEVER = 78
 # Marks every process of a node, so that a pretend machine can be switched off whole.
 NODE_MARK = "AREAL_SKY_NODE"
 SECRET_KEYS = ("AREAL_SKY_TOKENS", "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN")

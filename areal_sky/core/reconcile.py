@@ -172,17 +172,17 @@ def _observed(
             return LaunchAccepted(r.name, machine.request_id, adopted=True)
         case S.REQUESTED:
             if failed or (gone and now_s - r.since_s > patience.vanish_s):
-                return _failed(r, state, what, now_s, patience, machine is not None and machine.no_capacity)
+                return launch_failed(r, state, what, now_s, patience, machine is not None and machine.no_capacity)
             if machine is not None and machine.state is MachineState.UP and machine.nodes_up >= r.nodes:
                 return ReplicaProvisioned(r.name)
             return _noted(r, machine.note if machine is not None else "")
         case S.PROVISIONED:
             if failed or gone:
-                return _failed(r, state, what, now_s, patience)
+                return launch_failed(r, state, what, now_s, patience)
             if _joined(r, seen.view):
                 return ReplicaReady(r.name)
             if now_s - r.since_s > patience.join_s:
-                return _failed(r, state, f"did not join Ray within {patience.join_s:.0f} s", now_s, patience)
+                return launch_failed(r, state, f"did not join Ray within {patience.join_s:.0f} s", now_s, patience)
         case S.READY | S.DRAINING:
             # A cloud's word that a node is sick is no reason to end what works.
             if gone or (failed and not _joined(r, seen.view)):
@@ -203,9 +203,10 @@ def _noted(r: Replica, note: str) -> Event | None:
     return ReplicaNoted(r.name, note) if note and note != r.note else None
 
 
-def _failed(
+def launch_failed(
     r: Replica, state: ClusterState, reason: str, now_s: float, patience: Patience, no_capacity: bool = False
 ) -> LaunchFailed:
+    """The fact that a launch failed, with the time of the group's next try."""
     group = state.groups.get(r.group)
     return LaunchFailed(r.name, reason, now_s + backoff_s(group.failures if group else 0, patience), no_capacity)
 

@@ -21,7 +21,6 @@ from areal_sky.core.events import (
     Event,
     GroupDesired,
     LaunchAccepted,
-    LaunchFailed,
     ScalingHeld,
     fold,
 )  # fmt: skip
@@ -142,10 +141,10 @@ class Controller:
                 try:
                     request_id = self._cloud.launch(request)
                 except ArealSkyError as e:
-                    wanted = self.state.groups.get(replica.group)
-                    wait_s = reconcile.backoff_s(wanted.failures if wanted else 0, self._patience)
                     none = isinstance(e, NoCapacity)
-                    self._append(now_s, LaunchFailed(replica.name, str(e), now_s + wait_s, none))
+                    self._append(
+                        now_s, reconcile.launch_failed(replica, self.state, str(e), now_s, self._patience, none)
+                    )
                     return
                 if request_id:
                     self._append(now_s, LaunchAccepted(replica.name, request_id))

@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from areal_sky.adapters import processes
-from areal_sky.core.nodeenv import NODE_MARK, NodeEnv
+from areal_sky.core.nodeenv import EXIT_NEVER, NODE_MARK, NodeEnv
 from areal_sky.run import raydaemon
 from areal_sky.run.agent import Agent, connect
 from areal_sky.run.giveback import give_back
 
 log = logging.getLogger(__name__)
-EXIT_NEVER = 78
 
 
 def run_node(environ: Mapping[str, str], stop: threading.Event) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 
 from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.adapters.skypilot.cloud import SkyCloud
-from areal_sky.adapters.skypilot.filled import OWNER_LABEL, filled
+from areal_sky.adapters.skypilot.filled import filled
 from areal_sky.adapters.skypilot.requests import SkyApi
 from areal_sky.adapters.tunnel import Target, Tunnel
 from areal_sky.core.model import HEAD_GROUP, ClusterState, LaunchPlan
 from areal_sky.core.nodeenv import DEFAULT_GATEWAY_PORT, DEFAULT_RAY_PORT
+from areal_sky.core.orphans import OWNER_LABEL
 from areal_sky.core.tasksources import MASK, secret_envs
 from areal_sky.core.taskyaml import task_dicts
 from areal_sky.errors import ArealSkyError, StateError

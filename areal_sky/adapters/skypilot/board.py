@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from areal_sky.adapters.skypilot.filled import CLUSTER_LABEL, OWNER_LABEL
 from areal_sky.adapters.skypilot.judge import Ending, Launching, Stage, machine_of
 from areal_sky.adapters.skypilot.requests import DOWN, LAUNCH, Request, SkyCluster
 from areal_sky.core.model import HEAD_GROUP, Machine, replica_name
+from areal_sky.core.orphans import CLUSTER_LABEL, OWNER_LABEL
 from areal_sky.errors import ArealSkyError
 
 

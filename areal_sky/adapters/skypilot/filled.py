@@ -12,10 +12,8 @@ from typing import Any
 from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.core.market import with_market
 from areal_sky.core.model import GroupPlan
+from areal_sky.core.orphans import OWNER_LABEL
 from areal_sky.errors import Refused
-
-CLUSTER_LABEL = "areal-sky-cluster"
-OWNER_LABEL = "areal-sky-owner"
 
 
 def filled(
