@@ -46,18 +46,14 @@ class PretendCluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.mark = secrets.token_hex(4)
         self._start("head", "--head", f"--port={ray_port}", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false",
-                    f"--temp-dir={folder}/r", group="head")  # fmt: skip
+                    group="head")  # fmt: skip
         until(lambda: _answers(ray_port), 30)
 
     def add_node(self, name: str) -> None:
-        sockets = self.folder / "r" / "session_latest" / "sockets"
-        before = _sockets(sockets)
         self._start(
             name, f"--address={self.address}", f"--num-cpus={SHAPE.cpus:.0f}", f"--num-gpus={SHAPE.gpus:.0f}",
             f"--memory={int(SHAPE.memory_gib * 2**30)}", group="w",
         )  # fmt: skip
-        # Two raylets that start at once on one machine may choose the same socket: let this one have its own first.
-        until(lambda: _sockets(sockets) - before, 30)
 
     def kill(self, name: str) -> None:
         """The power goes off: every process of the node, told apart by its mark, at once."""
@@ -75,6 +71,9 @@ class PretendCluster:
     def node_dir(self, name: str) -> Path:
         return self.folder / "nodes" / name
 
+    def ray_tmp(self, name: str) -> Path:
+        return self.folder / "r" / name
+
     def _start(self, name: str, *arguments: str, group: str) -> None:
         self.node_dir(name).mkdir(parents=True)
         env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
@@ -88,8 +87,9 @@ class PretendCluster:
         labels = f"areal-sky/cluster=c,areal-sky/group={group},areal-sky/replica=c-{name},areal-sky/index=0"
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
+                # A temporary folder each: raylets of one host that share it may take the same socket.
                 [RAY, "start", *arguments, "--node-ip-address=127.0.0.1", f"--labels={labels}", "--block",
-                 "--object-store-memory=80000000", "--disable-usage-stats"],
+                 f"--temp-dir={self.ray_tmp(name)}", "--object-store-memory=80000000", "--disable-usage-stats"],
                 env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
@@ -102,7 +102,10 @@ class Service:
         self.start()
 
     def start(self) -> None:
-        config = json.dumps([self.cluster.address, self.cluster.gateway_port, str(self.state_dir), TOKENS])
+        config = json.dumps(
+            [self.cluster.address, self.cluster.gateway_port, str(self.state_dir), TOKENS,
+             str(self.cluster.ray_tmp("head"))]
+        )  # fmt: skip
         self.process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, start_new_session=True)
         assert self.process.stdin is not None
         self.process.stdin.write(config.encode())
@@ -138,9 +141,9 @@ def serve() -> None:
     from areal_sky.run.tasks import TaskService
     from areal_sky.ui.gateway import create_app
 
-    address, port, state_dir, tokens = json.load(sys.stdin)
+    address, port, state_dir, tokens, ray_tmp = json.load(sys.stdin)
     env = HeadEnv("c", "c-head-0", state_dir, groups=(GroupShape("w", SHAPE, 1, 1, 3),))
-    ray = RayClusterAdapter(address, tokens["ray"], Runner, runner_arguments)
+    ray = RayClusterAdapter(address, tokens["ray"], Runner, runner_arguments, Path(ray_tmp))
     service = TaskService(
         ray, Journal(Path(state_dir) / "journal.db"), SystemClock(), env, grace_s=2.0
     )
@@ -165,10 +168,6 @@ def _answers(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _sockets(folder: Path) -> set[str]:
-    return {p.name for p in folder.glob("raylet*")} if folder.exists() else set()
-
-
 @pytest.fixture(scope="module")
 def cluster(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
     # Ray's unix sockets lie below it and may have 107 characters: tmp_path would be too long.
@@ -187,7 +186,7 @@ def cluster(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
 def service(cluster: PretendCluster) -> Iterator[Service]:
     made = Service(cluster, cluster.folder / "state")
     try:
-        until(lambda: made.sees() == 3, 30)
+        until(lambda: made.sees() == 3, 60)
         yield made
     finally:
         made.kill()
