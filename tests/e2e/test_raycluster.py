@@ -144,9 +144,7 @@ def serve() -> None:
     address, port, state_dir, tokens, ray_tmp = json.load(sys.stdin)
     env = HeadEnv("c", "c-head-0", state_dir, groups=(GroupShape("w", SHAPE, 1, 1, 3),))
     ray = RayClusterAdapter(address, tokens["ray"], Runner, runner_arguments, Path(ray_tmp))
-    service = TaskService(
-        ray, Journal(Path(state_dir) / "journal.db"), SystemClock(), env, grace_s=2.0
-    )
+    service = TaskService(ray, Journal(Path(state_dir) / "journal.db"), SystemClock(), env, grace_s=2.0)
     app = create_app(service, None, tokens, "c")
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", ws="none"))
     threading.Thread(target=server.run, daemon=True).start()
