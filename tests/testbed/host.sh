@@ -9,6 +9,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 what=$1 name=$2 ns=$TB_PREFIX-$2 pid=$TB_DIR/pids/$2
 shift 2
 
+# The kernel buries a namespace some time after its last process: the link to the switch is not left to that.
+clear_network() {
+  ip -n "$TB_PREFIX-login" link del "$name" 2>/dev/null || true
+  ip netns del "$ns" 2>/dev/null || true
+}
+
 case $what in
   run)
     alive "$pid" || fail "host $name is not up"
@@ -22,12 +28,13 @@ case $what in
     alive "$pid" || fail "host $name is not up"
     kill -KILL "$(pid_of "$pid")"          # unshare --kill-child: the host's pid 1 and all under it follow
     rm -f "$pid"
-    ip netns del "$ns"
+    clear_network
     ;;
   start)
     address=$(awk -v name="$name" '$2 == name {print $1}' "$TB_DIR/etc/hosts")
     [ -n "$address" ] || fail "no host $name"
     ! alive "$pid" || exit 0
+    clear_network                          # of a start that failed half-way
     ip netns add "$ns"
     ip -n "$ns" link set lo up
     if [ "$name" = login ]; then           # the login host is also the switch

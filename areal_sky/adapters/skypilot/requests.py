@@ -1,8 +1,8 @@
 """SkyPilot's SDK, in our own values and errors: submit, look up, list. The only file that calls it for clusters.
 
 Every call blocks for one round trip to the API server (10 to 300 ms, `refresh` 3 s and more), so none belongs in the
-controller's loop. `sky.get` is called on finished requests only. A local API server that is gone is started again by
-the SDK itself, as for every `sky` command, unless SKYPILOT_DISABLE_LOCAL_API_SERVER forbids it.
+controller's loop. `sky.get` is called on finished requests only. A local API server that is gone is started again, as
+for every `sky` command (see `apiserver`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from areal_sky.adapters.skypilot import apiserver
 from areal_sky.adapters.skypilot.errors import translate
 from areal_sky.errors import ArealSkyError, NotFound, Refused
 
@@ -58,12 +59,21 @@ class SkyCluster:
 
 
 def _translated(call: Callable[P, T]) -> Callable[P, T]:
-    """Errors of ours only; click's and the SDK's `SystemExit` included, which would silently end a thread."""
+    """Errors of ours only; click's and the SDK's `SystemExit` included, which would silently end a thread.
+
+    Called once more after a local API server that was gone has been started.
+    """
 
     @functools.wraps(call)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return call(*args, **kwargs)
+            try:
+                return call(*args, **kwargs)
+            except Exception as e:
+                if not apiserver.is_missing(e):
+                    raise
+                apiserver.start_if_gone(_server_url())
+                return call(*args, **kwargs)
         except ArealSkyError:
             raise
         except (Exception, SystemExit) as e:
@@ -166,12 +176,19 @@ _import_lock = threading.Lock()
 def _sky() -> tuple[Any, Any]:
     """The packages `sky` and `sky.client.sdk`. Raises Refused when SkyPilot is not installed."""
     with _import_lock:  # two threads that import it at once meet half-made modules
+        apiserver.forbid_autostart()
         try:
             import sky
             from sky.client import sdk
         except ImportError as e:
             raise Refused(f"SkyPilot cannot be imported ({e}): pip install 'areal-sky[sky]'") from None
         return sky, sdk
+
+
+def _server_url() -> str:
+    from sky.server import common
+
+    return str(common.get_server_url())
 
 
 def _request(payload: Any) -> Request:
