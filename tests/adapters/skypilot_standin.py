@@ -21,7 +21,7 @@ class StandIn:
         self.requests: dict[str, Request] = {}
         self.records: dict[str, SkyCluster] = {}
         self.errors: dict[str, ArealSkyError] = {}
-        self.jobs: dict[str, str | None] = {}
+        self.jobs: dict[str, str | ArealSkyError | None] = {}
         self.refuse: ArealSkyError | None = None
         self.gone = False
 
@@ -91,7 +91,10 @@ class StandIn:
 
     def job_failure(self, name: str) -> str | None:
         self._ask("jobs", name)
-        return self.jobs.get(name, "")
+        job = self.jobs.get(name, "")
+        if isinstance(job, ArealSkyError):
+            raise job
+        return job
 
     def ssh_config(self, name: str) -> str:
         if name not in self.records:

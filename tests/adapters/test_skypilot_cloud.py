@@ -16,7 +16,7 @@ from areal_sky.adapters.skypilot.cloud import SkyCloud
 from areal_sky.adapters.skypilot.filled import filled
 from areal_sky.adapters.skypilot.requests import DOWN, SkyCluster
 from areal_sky.core.model import GroupPlan, Machine, MachineState, NodeShape, Offer
-from areal_sky.errors import AlreadyExists, ArealSkyError, NoCapacity, Unreachable
+from areal_sky.errors import AlreadyExists, ArealSkyError, NoCapacity, NotFound, Unreachable
 from tests.adapters.skypilot_standin import StandIn
 
 MINE = {"areal-sky-cluster": "c", "areal-sky-owner": "me"}
@@ -213,13 +213,16 @@ def test_a_server_that_is_gone_makes_everything_unknown_until_it_answers(api: St
     [
         ("UP", "", MachineState.UP),  # it had come through
         ("UP", None, MachineState.FAILED),  # machines, but the task never started
+        ("UP", NotFound("not properly set up"), MachineState.FAILED),  # machines, but SkyPilot is not on them
+        ("UP", ArealSkyError("try later"), MachineState.UP),  # nothing is known of the task, so nothing is done
         ("INIT", "", MachineState.FAILED),  # half-way
         (None, "", MachineState.FAILED),  # nothing yet
     ],
 )
 def test_a_launch_that_a_restarted_server_forgot_is_judged_by_what_there_is(
-    api: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch, status: str | None, job: str | None, end: MachineState
-) -> None:
+    api: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch, status: str | None,
+    job: str | ArealSkyError | None, end: MachineState,
+) -> None:  # fmt: skip
     monkeypatch.setattr(judge, "LOST_GRACE_S", 0.05)
     cloud = start({"c-head-0": "r-of-old"})
     if status is not None:

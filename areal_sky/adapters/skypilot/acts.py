@@ -109,17 +109,26 @@ class Acts:
             with board.lock:
                 board.clusters = {n: c for n, c in board.clusters.items() if n not in names} | found
             for name in (n for n, c in found.items() if c.status == "UP"):
-                why = self._api.job_failure(name)
-                with board.lock:
-                    launch = board.launches.setdefault(name, Launching(name, stage=Stage.DONE, told=True))
-                    if why == "":
-                        launch.stage = Stage.DONE if launch.stage is Stage.LOST else launch.stage
-                        continue
-                    text = "its launch was interrupted before its task started" if why is None else why
-                    launch.broken = f"{text}; `sky logs {name}` says more"
+                self._check_task(name)
         finally:
             with board.lock:
                 board.refreshed_s |= dict.fromkeys(names, time.monotonic())
+
+    def _check_task(self, name: str) -> None:
+        try:
+            why = self._api.job_failure(name)
+        except NotFound:
+            why = None  # its machines run, but SkyPilot was killed before it had set them up
+        except ArealSkyError as e:
+            log.warning("%s: %s", name, e)
+            return
+        with self._board.lock:
+            launch = self._board.launches.setdefault(name, Launching(name, stage=Stage.DONE, told=True))
+            if why == "":
+                launch.stage = Stage.DONE if launch.stage is Stage.LOST else launch.stage
+                return
+            text = "its launch was interrupted before its task started" if why is None else why
+            launch.broken = f"{text}; `sky logs {name}` says more"
 
     def seek_seat(self, private_ip: str) -> None:
         """Learns how ssh reaches the head."""
