@@ -85,6 +85,7 @@ def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known) -> LaunchPlan:
         guesses=tuple(dict.fromkeys(notes.guesses)),
         next_places=next_places,
         spot=SpotPatience(spec.spot.patience_s, spec.spot.hold_s),
+        max_hourly_usd=spec.budget.max_hourly_usd,
     )
     refused, far = advice.apart(result, found)
     refusals += [*refused, *advice.impossible(spec, plans)]

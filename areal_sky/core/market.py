@@ -9,8 +9,9 @@ that stays away is asked for once in any `hold_s`, and spot that comes and goes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, cast
 
 from areal_sky.core.events import LaunchIntended
@@ -94,10 +95,12 @@ def launches(
     now_s: float,
     patience: SpotPatience,
     why: str = "",
+    left_usd: float = inf,
 ) -> list[LaunchIntended]:
     """`count` more replicas of the group, each in a free slot and in its market.
 
-    While the group waits after a failed launch there are none, but those on demand whose failure was on spot.
+    While the group waits after a failed launch there are none, but those on demand whose failure was on spot. One
+    stands in for spot only where it costs at most `left_usd` an hour, else spot is asked for again.
     """
     taken = {r.slot for r in mine}
     if group.name == HEAD_GROUP and taken:
@@ -109,7 +112,11 @@ def launches(
     events: list[LaunchIntended] = []
     for _ in range(count):
         choice = market_for(group, wanted, on_demand, starting, now_s, patience)
+        if choice.fallback and (usd := _usd(group, choice.market)) > left_usd:
+            over = f"on demand would cost ${usd:,.2f}/h more, above budget.max_hourly_usd"
+            choice = MarketChoice("spot", f"spot asked for again, since {over}")
         offer = _offer(group, choice.market)
+        left_usd -= _usd(group, choice.market)
         if waits and not (offer.market == "on_demand" and wanted.failed_market == "spot"):
             break
         slot = next(free)
@@ -126,6 +133,13 @@ def launches(
             )
         )  # fmt: skip
     return events
+
+
+def headroom_usd(replicas: Iterable[Replica], max_hourly_usd: float | None) -> float:
+    """Dollars per hour that the budget leaves beside what runs and starts; infinite without a budget."""
+    if max_hourly_usd is None:
+        return inf
+    return max_hourly_usd - sum((r.price_usd_per_hour or 0.0) * r.nodes for r in replicas)
 
 
 def back_to_spot(
@@ -210,6 +224,10 @@ def _existing(group: GroupPlan, market: Market) -> Market:
 
 def _offer(group: GroupPlan, market: Market) -> Offer:
     return (group.spot_offer if market == "spot" else group.on_demand_offer) or group.offer
+
+
+def _usd(group: GroupPlan, market: Market) -> float:
+    return (_offer(group, market).price_usd_per_hour or 0.0) * group.nodes_per_replica
 
 
 def _spot_starting(serving: Sequence[Replica]) -> int:

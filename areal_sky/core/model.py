@@ -1,6 +1,6 @@
-"""The values that every layer speaks in: offers, plans, replicas, nodes, tasks, the cluster's state.
+"""The values that every layer speaks in: offers, plans, replicas, nodes, tasks, the cluster's state. All are frozen.
 
-All are frozen. Durations and times are seconds (times: Unix), memory is GiB, money is US dollars per hour.
+Durations and times are seconds (times: Unix), memory is GiB, money is US dollars per hour.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class LaunchPlan:
     refusals: tuple[str, ...] = ()
     next_places: tuple[tuple[str, float], ...] = ()
     spot: SpotPatience = SpotPatience()
+    max_hourly_usd: float | None = None  # what stands in for spot may not take the cluster above it
 
     def group(self, name: str) -> GroupPlan | None:
         """The plan of that group (the head's under `head`), or None."""

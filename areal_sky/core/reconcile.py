@@ -252,7 +252,9 @@ def _resize(
         why = "" if short else market.back_to_spot(group, wanted, serving, now_s, plan.spot)
         if short > 0 or why:
             count = max(short, 1)
-            return [*market.launches(plan.cluster, group, wanted, mine, serving, count, now_s, plan.spot, why)]
+            left_usd = market.headroom_usd(state.replicas.values(), plan.max_hourly_usd)
+            spot = plan.spot
+            return [*market.launches(plan.cluster, group, wanted, mine, serving, count, now_s, spot, why, left_usd)]
     excess = len(serving) - desired
     if state.down_requested_s is None:
         excess -= market.replacing(serving)

@@ -113,6 +113,18 @@ def test_spot_that_cannot_be_had_is_given_up_after_the_patience_and_not_before()
     assert w.markets() == ["on_demand", "on_demand"]
 
 
+def test_what_stands_in_for_spot_stays_within_the_budget() -> None:
+    w = world(3, spot=False)
+    w.plan = replace(w.plan, max_hourly_usd=35.0)  # the head, the base, and one of the two that spot lacks
+    w.settle(300)
+    assert w.markets() == ["on_demand", "on_demand"]
+    assert sum((r.price_usd_per_hour or 0) * r.nodes for r in w.state.replicas.values()) <= 35.0
+    assert w.launched()[-1].market == "spot" and "on demand would cost $10.00/h more" in w.launched()[-1].reason
+    w.spot = True
+    w.settle(2 * int(PATIENCE.hold_s))
+    assert w.markets() == ["on_demand", "spot", "spot"]
+
+
 def test_back_to_spot_one_at_a_time_after_the_hold_and_never_short() -> None:
     w = world(4, spot=False)
     w.settle(80)
