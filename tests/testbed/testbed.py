@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
@@ -192,11 +193,14 @@ def running(nodes: int = 6) -> Iterator[Testbed]:
         "TB_API_PORT": str(free_port()),
         "TB_NODES": str(nodes),
     }
+    # Told to end, it ends as by Ctrl-C: with the testbed taken down.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _script("up.sh", env=env)
         yield Testbed(Path(folder))
     finally:
         _script("down.sh", env={**os.environ, "TB_DIR": folder})
+        signal.signal(signal.SIGTERM, before)
 
 
 def until(
