@@ -31,6 +31,9 @@ def why_not() -> str | None:
         return "the Slurm testbed needs root, to make network namespaces"
     if missing := _script("packages.sh", "--list").strip():
         return f"the Slurm testbed needs Debian packages: apt-get install {missing}"
+    isolated = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "true"]
+    if subprocess.run(isolated, capture_output=True).returncode:
+        return "the Slurm testbed needs the right to make network, mount and process namespaces"
     if not (ROOT / ".venv/bin/sky").exists():
         return "the Slurm testbed needs SkyPilot in .venv: make setup"
     return None
