@@ -46,22 +46,39 @@ def package(spec: ClusterSpec, wheel: str) -> tuple[dict[str, str], dict[str, st
     return {"AREAL_SKY_PACKAGE": mounted} | chosen, {mounted: wheel}
 
 
-def local_sources(task: Mapping[str, Any]) -> dict[str, str]:
-    """Key (`workdir` or a mount's target) -> path, of what is to be copied from a relative path of this machine."""
-    named = {"workdir": task.get("workdir")} | dict(cast("Mapping[str, Any]", task.get("file_mounts") or {}))
-    plain = {k: v for k, v in named.items() if isinstance(v, str)}
-    return {k: v for k, v in plain.items() if not v.startswith(("/", "~", f"./{WHEEL_STEM}")) and "://" not in v}
+def local_sources(task: Mapping[str, Any]) -> list[str]:
+    """What is to be copied from a relative path of this machine: `workdir`, and sources of `file_mounts`."""
+    mounts = cast("Mapping[str, Any]", task.get("file_mounts") or {})
+    named = [task.get("workdir"), *(s for mount in mounts.values() for s in _sources(mount))]
+    return [s for s in named if isinstance(s, str) and _is_relative(s)]
 
 
 def rooted(task: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """`workdir` and `file_mounts` of the task, where it has them, with relative sources taken from `folder`."""
-    found = {k: f"{folder}/{v}" for k, v in local_sources(task).items()}
+
+    def root(source: Any) -> Any:
+        if isinstance(source, list):
+            return [root(s) for s in cast("list[Any]", source)]
+        if isinstance(source, Mapping):  # {source: ..., mode: ...}: storage
+            storage = dict(cast("Mapping[str, Any]", source))
+            return {k: root(v) if k == "source" else v for k, v in storage.items()}
+        return f"{folder}/{source}" if isinstance(source, str) and _is_relative(source) else source
+
     result: dict[str, Any] = {}
-    if "workdir" in found:
-        result["workdir"] = found.pop("workdir")
-    if found:
-        result["file_mounts"] = {k: found.get(k, v) for k, v in task["file_mounts"].items()}
+    if isinstance(task.get("workdir"), str):
+        result["workdir"] = root(task["workdir"])
+    if task.get("file_mounts"):
+        result["file_mounts"] = {k: root(v) for k, v in task["file_mounts"].items()}
     return result
+
+
+def _sources(mount: Any) -> list[Any]:
+    source = cast("Mapping[str, Any]", mount).get("source") if isinstance(mount, Mapping) else mount
+    return cast("list[Any]", source) if isinstance(source, list) else [source]
+
+
+def _is_relative(source: str) -> bool:
+    return not source.startswith(("/", "~", f"./{WHEEL_STEM}")) and "://" not in source
 
 
 def secret_names(spec: ClusterSpec) -> tuple[str, ...]:

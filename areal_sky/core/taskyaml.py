@@ -80,7 +80,7 @@ def header(spec: ClusterSpec, launch: LaunchPlan, stem: str) -> str:
     replica = shlex.quote(replica_name(spec.name, stem, 0))
     user_secrets = "".join(f" --secret {shlex.quote(k)}" for k in tasksources.secret_names(spec))
     notes = ""
-    if relative := sorted(tasksources.local_sources(spec.task).values()):
+    if relative := sorted(tasksources.local_sources(spec.task)):
         notes = f"{', '.join(map(repr, relative))}: SkyPilot looks there for it too; copy it, or give the whole path.\n"
     if group.market == "mixed":
         base = group.on_demand_base

@@ -212,6 +212,16 @@ def test_relative_sources_are_skypilots_business_unless_a_folder_is_given() -> N
     }  # fmt: skip
 
 
+def test_sources_of_storage_are_rooted_too() -> None:
+    mounts = {"/c": {"source": "./ckpt", "mode": "COPY"}, "/m": {"source": ["a", "/b"]}, "/s": {"source": "s3://b"}}
+    task = {"workdir": {"url": "https://x/y.git"}, "file_mounts": mounts}
+    assert tasksources.local_sources(task) == ["./ckpt", "a"]
+    assert tasksources.rooted(task, "/home/me") == {"file_mounts": {
+        "/c": {"source": "/home/me/./ckpt", "mode": "COPY"}, "/m": {"source": ["/home/me/a", "/b"]},
+        "/s": {"source": "s3://b"},
+    }}  # fmt: skip
+
+
 def test_local_has_no_task() -> None:
     spec = load_text("infra: local\nresources: {accelerators: V100:8}\n", "x.yaml", NOW_S)
     with pytest.raises(InvalidInput, match="local"):

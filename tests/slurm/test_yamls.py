@@ -25,6 +25,7 @@ secrets: {{WANDB_API_KEY: planted-in-secrets}}
 run: |
   python -c 'import os, ray; ray.init(); print("RAY NODES", len(ray.nodes()), len(os.environ["HF_TOKEN"]))'
 """
+LEASE = '"lease_s": 600.0'
 NAMES = ("hand-head-0", "hand-main-0")
 
 
@@ -36,6 +37,10 @@ def rendered(bed: Testbed, out: Path) -> Path:
     env = bed.env(AREAL_SKY_HOME=str(out.parent / "areal_sky_home"))
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    for file in out.glob("*.yaml"):
+        text = file.read_text()
+        assert LEASE in text
+        file.write_text(text.replace(LEASE, LEASE.replace("600.0", "45.0")))
     return out
 
 
@@ -115,5 +120,9 @@ def test_head_and_worker_launched_by_hand_are_one_cluster(clean_testbed: Testbed
         for name in NAMES:
             told = bed.sky("logs", name, "1", "--no-follow")
             assert not [k for k, v in given.items() if v in told], "a token in the log"
+
+        # Nobody renews the worker's lease any more: it gives its machine back, unasked.
+        bed.down(NAMES[0])
+        until(lambda: not [job for job in bed.jobs() if job["name"].startswith(NAMES[1])], 180, every_s=1)
     finally:
         bed.down(*NAMES)
