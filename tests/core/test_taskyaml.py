@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_sky.adapters.catalog import shipped_offers
-from areal_sky.core import taskscripts
+from areal_sky.core import taskscripts, tasksources
 from areal_sky.core.launch import plan
 from areal_sky.core.nodeenv import HeadEnv, NodeEnv
 from areal_sky.core.tasksources import secret_envs
