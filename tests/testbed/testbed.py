@@ -93,6 +93,15 @@ class Testbed:
         out = self.sky("status", "--output", "json")
         return tuple(c["name"] for c in json.loads(out[out.index("[") :]))
 
+    def launches_of(self, name: str) -> int:
+        """How often SkyPilot's API server has been asked to launch that cluster since it was started.
+
+        Its job queue does not tell: where Slurm ended a cluster, the next one of that name finds the old one's jobs.
+        """
+        ask = "from sky.client import sdk\nfor r in sdk.api_status(all_status=True): print(r.name, r.cluster_name)"
+        out = _checked([f"{ROOT}/.venv/bin/python", "-c", ask], self.env(), 60)
+        return out.splitlines().count(f"sky.launch {name}")
+
     def on(self, host: str, *argv: str, timeout_s: float = 60) -> str:
         """A command on one host (`login`, or a node): its output."""
         return _checked([str(HERE / "host.sh"), "run", host, *argv], self._own_env(), timeout_s)
