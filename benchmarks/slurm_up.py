@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from areal_sky.core.model import Bundle, TaskSpec
@@ -48,12 +49,13 @@ def why_not() -> str | None:
 def measure() -> dict[str, float]:
     with beds.running(nodes=GROUPS + 1) as bed, tempfile.TemporaryDirectory(prefix="skybench", dir="/tmp") as scratch:
         warm_up(bed)
-        bare, ours, four = [], [], []
+        bare, ours, four, four_bare = [], [], [], []
         reclaim: list[float] = []
         power_cut: list[float] = []
         for n in range(ROUNDS):
             folder = Path(scratch) / str(n)
-            bare.append(by_hand_s(bed, folder / "hand"))
+            bare.append(by_hand_s(bed, folder / "hand", 1))
+            four_bare.append(by_hand_s(bed, folder / "hand4", GROUPS))
             ours.append(up_s(bed, folder / "one", 1, lambda c: reclaim.append(requeue_s(bed, c, kill_job))))
             four.append(up_s(bed, folder / "four", GROUPS, lambda c: power_cut.append(requeue_s(bed, c, cut_power))))
     return {
@@ -62,6 +64,9 @@ def measure() -> dict[str, float]:
         "four_groups_s": statistics.median(four),
         "ratio_vs_sky_launch": statistics.median(o / b for o, b in zip(ours, bare, strict=True)),
         "four_groups_ratio": statistics.median(f / o for f, o in zip(four, ours, strict=True)),
+        # The same by hand: what SkyPilot itself makes of four at once on this machine.
+        "four_sky_launches_ratio": statistics.median(f / o for f, o in zip(four_bare, bare, strict=True)),
+        "four_ratio_vs_sky_launch": statistics.median(f / o for f, o in zip(four, four_bare, strict=True)),
         "reclaim_to_requeue_s": statistics.median(reclaim),
         "power_cut_to_requeue_s": statistics.median(power_cut),
     }
@@ -81,9 +86,9 @@ def spec_file(bed: Testbed, folder: Path, name: str, groups: int) -> Path:
     return spec
 
 
-def by_hand_s(bed: Testbed, folder: Path) -> float:
-    """`sky launch` of the rendered head.yaml and group, until the head lists both nodes."""
-    spec, out = spec_file(bed, folder, "hand", 1), folder / "out"
+def by_hand_s(bed: Testbed, folder: Path, groups: int) -> float:
+    """`sky launch` of the rendered head.yaml, then of all groups at once, until the head lists every node."""
+    spec, out = spec_file(bed, folder, "hand", groups), folder / "out"
     areal_sky(bed, folder, "render", str(spec), "--out", str(out))
     tokens = {right: secrets.token_hex(32) for right in ("read", "submit", "operate", "node", "ray")}
     given = bed.env(
@@ -98,14 +103,18 @@ def by_hand_s(bed: Testbed, folder: Path) -> float:
         launch("hand-head-0", "head.yaml", "--secret", "AREAL_SKY_TOKENS")
         head = bed.node_of("hand-head-0")
         address = bed.on(head, "hostname", "-I").split()[0]
-        launch(
-            "hand-g0-0", "g0.yaml", "--env", f"AREAL_SKY_HEAD_IP={address}",
-            "--secret", "AREAL_SKY_NODE_TOKEN", "--secret", "AREAL_SKY_RAY_TOKEN",
-        )  # fmt: skip
-        until(lambda: nodes_seen(bed, head, tokens["read"]) == 2, UP_S)
+        join = ("--env", f"AREAL_SKY_HEAD_IP={address}", *secret("NODE"), *secret("RAY"))
+        with ThreadPoolExecutor(groups) as pool:
+            for done in [pool.submit(launch, f"hand-g{n}-0", f"g{n}.yaml", *join) for n in range(groups)]:
+                done.result()
+        until(lambda: nodes_seen(bed, head, tokens["read"]) == groups + 1, UP_S)
         return time.perf_counter() - began_s
     finally:
         bed.clear()
+
+
+def secret(whose: str) -> tuple[str, str]:
+    return "--secret", f"AREAL_SKY_{whose}_TOKEN"
 
 
 def nodes_seen(bed: Testbed, head: str, token: str) -> int:
