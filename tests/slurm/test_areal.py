@@ -1,13 +1,12 @@
 """AReaL's own way of starting, the plain SkyPilot task of examples/05, by `areal-sky up` on real machines.
 
-Only what this testbed cannot have is changed: the GPU's name, the container image, the bucket. Its `setup` finds a
-checkout, and that checkout's training script is a stand-in that says what AReaL would find in Ray.
+Only what this testbed cannot have is changed: the GPU's name, the container image, the bucket. Git is told of a mirror,
+where the training script is a stand-in that says what AReaL would find in Ray.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,28 +28,37 @@ print("AREAL", gpus, "GPUs;", letters, "letters;", *sys.argv[1:])
 
 
 @pytest.fixture
-def checkout(clean_testbed: Testbed) -> Iterator[Path]:
-    """~/AReaL on every machine."""
-    script = clean_testbed.shared / "AReaL/examples/math/gsm8k_rl.py"
-    script.parent.mkdir(parents=True)
-    script.write_text(TRAINER)
-    yield script
-    script.unlink()
+def mirror(clean_testbed: Testbed) -> dict[str, str]:
+    """What tells git to clone AReaL from a repository on the machines' shared disk."""
+    repository = clean_testbed.shared / "mirror/AReaL"
+    script = repository / "examples/math/gsm8k_rl.py"
+    if not repository.exists():
+        script.parent.mkdir(parents=True)
+        script.write_text(TRAINER)
+        git = ["git", "-C", str(repository), "-c", "user.name=test", "-c", "user.email=test@example.org"]
+        for command in ("init -q", "add -A", "commit -q -m stand-in", "tag v1.0.2"):
+            subprocess.run([*git, *command.split()], check=True)
+    return {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{repository}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/inclusionAI/AReaL",
+    }
 
 
-def example(bed: Testbed) -> str:
+def example(bed: Testbed, envs: dict[str, str]) -> str:
     spec = yaml.safe_load(EXAMPLE.read_text())
     spec["resources"] = {"accelerators": bed.accelerators, "cpus": "32+", "memory": "256+"}
     del spec["file_mounts"]
+    spec["envs"] |= envs
     return yaml.safe_dump(spec, sort_keys=False)
 
 
 @pytest.mark.timeout(1800)
 def test_areals_own_task_comes_up_unchanged(
-    clean_testbed: Testbed, checkout: Path, sky_env: dict[str, str], tmp_path: Path
+    clean_testbed: Testbed, mirror: dict[str, str], sky_env: dict[str, str], tmp_path: Path
 ) -> None:
     bed, spec = clean_testbed, tmp_path / "areal.yaml"
-    spec.write_text(example(bed))
+    spec.write_text(example(bed, mirror))
     env = sky_env | {"WANDB_API_KEY": "w" * 40}
 
     def areal_sky(*args: str) -> str:
