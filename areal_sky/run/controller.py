@@ -183,8 +183,12 @@ class Controller:
         return events
 
     def _ready(self, groups: Sequence[GroupPlan]) -> dict[str, int]:
-        ready = [r.group for r in self.state.replicas.values() if r.state is ReplicaState.READY]
-        return {g.name: ready.count(g.name) for g in groups}
+        return {g.name: len(self._ready_names(g.name)) for g in groups}
+
+    def _ready_names(self, group: str) -> set[str]:
+        """Replicas that can be used now. One that misses nodes will be back or be replaced: its room is on its way."""
+        mine = (r for r in self.state.replicas.values() if r.group == group and r.state is ReplicaState.READY)
+        return {r.name for r in mine if r.name not in self._missing}
 
     def _context(
         self,
@@ -195,7 +199,7 @@ class Controller:
     ) -> scaling.ScalingContext:
         wanted = self.state.groups[group.name]
         mine = [r for r in self.state.replicas.values() if r.group == group.name]
-        ready = {r.name for r in mine if r.state is ReplicaState.READY}
+        ready = self._ready_names(group.name)
         return scaling.ScalingContext(
             now_s=now_s,
             group=group,

@@ -182,6 +182,24 @@ def test_reclaimed_replica_is_replaced(bench: Bench) -> None:
     assert ReplicaGone("c-rollout-0") in bench.events(ReplicaGone)
 
 
+def test_work_of_a_lost_node_waits_for_the_replacement_and_grows_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray sees a death before the cloud does: meanwhile the work waits beside a replica that counts as ready."""
+    bench.head.demand = (gang(),)
+    seen = FakeHead._nodes
+    monkeypatch.setattr(FakeHead, "_nodes", lambda self, replica, plan: (
+        [] if replica == "c-rollout-0" else seen(self, replica, plan)
+    ))  # fmt: skip
+    bench.run(3)
+    bench.cloud.vanish("c-rollout-0")
+    bench.run(3)
+    bench.head.demand = ()
+    bench.run(15)
+    assert not [e for e in bench.events(GroupDesired) if e.by == "policy"]
+    assert bench.ready("rollout") == ["c-rollout-1"]
+
+
 def test_no_capacity_is_retried_later_not_every_tick(bench: Bench) -> None:
     bench.cloud.refuse = "no on_demand capacity"
     bench.store.append(bench.clock.now(), GroupDesired("rollout", 2, "by hand", "user"))
