@@ -172,6 +172,20 @@ def test_a_cluster_of_that_name_that_others_made_is_neither_taken_nor_touched(ap
     assert api.count("launch") == api.count("down") == 0 and "c-head-0" in api.records
 
 
+def test_a_launch_of_others_under_our_name_is_not_taken_for_ours(api: StandIn, start: Start) -> None:
+    cloud = start()
+    api.launch({"resources": {"labels": {}}}, "c-rollout-0")  # somebody's `sky launch`, beside us
+    until(lambda: api.active() and seen(cloud) is not None)
+    time.sleep(0.05)
+    api.finish("c-rollout-0")
+    bring_up(cloud, api, asked("head"))
+    with pytest.raises(AlreadyExists, match="did not make"):
+        until(lambda: cloud.launch(asked("rollout")))
+    cloud.terminate("c-rollout-0")
+    time.sleep(0.1)
+    assert api.count("down") == 0 and api.count("cancel") == 0
+
+
 def test_a_launch_in_flight_of_a_killed_controller_is_found_again(api: StandIn, start: Start) -> None:
     first = start()
     request_id = until(lambda: first.launch(asked("head")))

@@ -217,14 +217,16 @@ def test_a_cluster_of_our_name_that_others_made_is_left_alone(up: Up) -> None:
     taken = {r.slot for r in up.home.state().replicas.values() if r.group == "rollout"}
     theirs = f"up-rollout-{next(i for i in range(9) if i not in taken)}"
     up.bed.launch(theirs, "--infra", up.bed.infra, "--cpus", "1", "sleep 3600")
-    job = up.bed.job_of(theirs)
-    up("scale", "rollout=+1", "-c", "up")
-    failed = until(lambda: up.events(LaunchFailed, before), 60)[0]
-    assert failed.replica == theirs and "that this cluster did not make" in failed.reason
-    up("scale", "rollout=1", "-c", "up")
-    up.settle(1)
-    assert up.bed.job_of(theirs)["id"] == job["id"] and not up.events(LaunchAccepted, before)
-    up.bed.down(theirs)
+    try:
+        job = up.bed.job_of(theirs)
+        up("scale", "rollout=+1", "-c", "up")
+        failed = until(lambda: up.events(LaunchFailed, before), 60)[0]
+        assert failed.replica == theirs and "that this cluster did not make" in failed.reason
+        up("scale", "rollout=1", "-c", "up")
+        up.settle(1)
+        assert up.bed.job_of(theirs)["id"] == job["id"] and not up.events(LaunchAccepted, before)
+    finally:
+        up.bed.down(theirs)
 
 
 def test_an_api_server_killed_in_mid_launch_costs_nothing_that_works(up: Up) -> None:

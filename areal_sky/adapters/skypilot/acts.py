@@ -14,7 +14,7 @@ from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.adapters.skypilot.board import Board, HeadSeat
 from areal_sky.adapters.skypilot.judge import Ending, Launching, Stage
 from areal_sky.adapters.skypilot.requests import DOWN, LAUNCH, Request, SkyApi
-from areal_sky.errors import AlreadyExists, ArealSkyError, NotFound
+from areal_sky.errors import ArealSkyError, NotFound
 
 log = logging.getLogger(__name__)
 RETRY_S, RETRY_MAX_S = 5.0, 120.0  # between attempts to end a replica
@@ -47,10 +47,7 @@ class Acts:
         assert launch.request is not None
         there = self._api.clusters([launch.name]).get(launch.name)
         if there is not None and not self._board.is_ours(there):
-            raise AlreadyExists(
-                f"a SkyPilot cluster {launch.name} exists that this cluster did not make (user {there.user or '?'}): "
-                f"`sky down {launch.name}` if it is yours, or choose another `name`"
-            )
+            raise self._board.not_ours(there)
         flying = [r.id for r in self._api.active() if r.cluster == launch.name and r.name == LAUNCH]
         if flying or there is not None:
             return flying[0] if flying else ""  # what it is worth, the next looks say

@@ -11,7 +11,7 @@ from areal_sky.adapters.skypilot.judge import Ending, Launching, Stage, machine_
 from areal_sky.adapters.skypilot.requests import DOWN, LAUNCH, Request, SkyCluster
 from areal_sky.core.model import HEAD_GROUP, Machine, replica_name
 from areal_sky.core.orphans import CLUSTER_LABEL, OWNER_LABEL
-from areal_sky.errors import ArealSkyError
+from areal_sky.errors import AlreadyExists, ArealSkyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Board:
         self.launches: dict[str, Launching] = {}
         self.endings: dict[str, Ending] = {}
         self.clusters: dict[str, SkyCluster] = {}  # ours, as last seen
+        self.theirs: frozenset[str] = frozenset()  # names of ours that others have taken
         self.flying: dict[str, Request] = {}  # launches in flight by name, whoever asked for them
         self.doubts: set[str] = set()
         self.refreshed_s: dict[str, float] = {}
@@ -76,7 +77,8 @@ class Board:
 
     def see_requests(self, active: Collection[Request]) -> None:
         """Takes what is in flight now. Launches of a controller that was killed before it wrote the id are adopted."""
-        mine = {r.cluster: r for r in active if r.name == LAUNCH and self._is_name(r.cluster)}
+        launches = {r.cluster: r for r in active if r.name == LAUNCH and self._is_name(r.cluster)}
+        mine = {name: r for name, r in launches.items() if name not in self.theirs}
         ending = {r.cluster for r in active if r.name == DOWN}
         with self.lock:
             self.flying = mine
@@ -89,6 +91,7 @@ class Board:
         """Takes what SkyPilot lists. An answer older than the end of a replica does not bring it back."""
         with self.lock:
             ours = self.ours(found)
+            self.theirs = frozenset(n for n in found if n not in ours and self._is_name(n))
             self.clusters = {n: c for n, c in ours.items() if self._forgotten_s.get(n, float("-inf")) < asked_s}
 
     def forget(self, name: str) -> None:
@@ -107,6 +110,13 @@ class Board:
 
     def ours(self, clusters: Mapping[str, SkyCluster]) -> dict[str, SkyCluster]:
         return {n: c for n, c in clusters.items() if self.is_ours(c)}
+
+    def not_ours(self, cluster: SkyCluster) -> AlreadyExists:
+        """What to say of a cluster that has a name of ours."""
+        return AlreadyExists(
+            f"a SkyPilot cluster {cluster.name} exists that this cluster did not make (user {cluster.user or '?'}): "
+            f"`sky down {cluster.name}` if it is yours, or choose another `name`"
+        )
 
     def hidden(self, error: ArealSkyError) -> ArealSkyError:
         """The error without secrets in its words."""

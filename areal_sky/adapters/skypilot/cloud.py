@@ -75,9 +75,11 @@ class SkyCloud:
         name = request.replica
         with self._board.lock:
             launch = self._board.launches.get(name)
-            if launch is None and name not in self._board.endings:
+            failed_before = launch is not None and launch.request is None and launch.stage is Stage.FAILED
+            if (launch is None or failed_before) and name not in self._board.endings:
                 self._board.launches[name] = Launching(name, request, since_s=time.monotonic())
                 self._wake.set()
+                return ""
             if launch is None or launch.stage in (Stage.WAITING, Stage.SUBMITTING):
                 return ""
             if launch.stage is Stage.FAILED and not launch.request_id:
@@ -173,9 +175,10 @@ class SkyCloud:
             launch.stage = Stage.FLYING
             return
         error = self._api.outcome(request)
-        clusters = board.ours(self._api.clusters([launch.name]))  # the record says UP only now
+        found = self._api.clusters([launch.name])  # the record says UP only now
         with board.lock:
-            board.clusters |= clusters
+            board.clusters |= board.ours(found)
+            error = next((board.not_ours(c) for c in found.values() if not board.is_ours(c)), error)
             board.flying.pop(launch.name, None)
             launch.error = None if error is None else board.hidden(error)
             launch.stage = Stage.DONE if error is None else Stage.FAILED
