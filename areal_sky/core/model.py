@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from areal_sky.core.memory_terms import MemoryReport
+
 HEAD_GROUP = "head"
 
-
 # ---------------------------------------------------------------- what can be had
-
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
@@ -103,8 +103,8 @@ class GroupPlan:
 class LaunchPlan:
     """The whole cluster, priced. `guesses` are in words; `unknowns` is what could not be known here.
 
-    `refusals`: why it must not be launched as it is, each a sentence; empty when nothing speaks against it.
-    `next_places`: the next best regions for the whole cluster, with its dollars per hour at the largest.
+    `refusals`: why it must not be launched as it is; `memory` apart. `next_places`: the next best regions, with dollars
+    per hour at the largest.
     """
 
     cluster: str
@@ -116,6 +116,7 @@ class LaunchPlan:
     refusals: tuple[str, ...] = ()
     next_places: tuple[tuple[str, float], ...] = ()
     spot: SpotPatience = SpotPatience()
+    memory: MemoryReport = field(default_factory=MemoryReport)
 
     def group(self, name: str) -> GroupPlan | None:
         """The plan of that group (the head's under `head`), or None."""

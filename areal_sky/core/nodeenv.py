@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from areal_sky.core.memory_terms import ModelNeed
 from areal_sky.core.model import NodeShape
 from areal_sky.errors import InvalidInput
 
@@ -49,7 +50,7 @@ class HeadEnv:
     """What a head needs to know. `state_dir` holds its journal and Ray's GCS store.
 
     `ray_port` and `gateway_port` 0 mean: pick a free one and write it to `state_dir`/address.json.
-    `weights` are (model_type, weight) pairs, `models` (name, model_type) pairs.
+    `weights` are (model_type, weight) pairs, `models` (name, model_type) pairs, `needs` what these take of memory.
     """
 
     cluster: str
@@ -60,6 +61,7 @@ class HeadEnv:
     groups: tuple[GroupShape, ...] = ()
     weights: tuple[tuple[str, float], ...] = ()
     models: tuple[tuple[str, str], ...] = ()
+    needs: tuple[ModelNeed, ...] = ()
     ageing_per_hour: float = 1.0
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0
@@ -83,11 +85,13 @@ class HeadEnv:
             shape = raw.pop("shape", None)
             weights = tuple((str(k), float(v)) for k, v in raw.pop("weights", []))
             models = tuple((str(k), str(v)) for k, v in raw.pop("models", []))
+            needs = tuple(ModelNeed(**cast("dict[str, Any]", n)) for n in raw.pop("needs", []))
             return HeadEnv(
                 **raw,
                 groups=groups,
                 weights=weights,
                 models=models,
+                needs=needs,
                 shape=None if shape is None else NodeShape(**shape),
             )
         except (TypeError, KeyError, ValueError) as e:
