@@ -73,7 +73,7 @@ def draft(
 ) -> LaunchPlan:
     """The plan, its `refusals` named instead of raised: for showing it.
 
-    `architectures`: those read from files, by model. What does not fit a GPU is not among the refusals, but in `memory`.
+    `architectures`: those read from files, by model. What does not fit a GPU is in `memory`, not a refusal here.
     """
     known = offers if isinstance(offers, Known) else Known(tuple(offers))
     notes = Notes(list(spec.guesses), list(known.unknowns))

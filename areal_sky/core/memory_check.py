@@ -84,7 +84,7 @@ def needs_of(model: ModelSpec, architecture: Architecture) -> tuple[ModelNeed, .
         found.append(
             ModelNeed(
                 model.name, stage, str(b), b.gpus, b.gpus_per_replica if stage == "rollout" else b.gpus,
-                expected.device_gib, floor.device_gib, expected.host_gib,
+                round(expected.device_gib, 2), round(floor.device_gib, 2), round(expected.host_gib, 2),
             )
         )  # fmt: skip
     return tuple(found)
@@ -169,16 +169,21 @@ def _one(
         ((judge(need, u), -u, g.name, g) for g in groups if (u := usable_gib(g.shape)) is not None),
         key=lambda x: x[:3],
     )
-    total = sum(g.max_replicas * g.nodes_per_replica * g.shape.gpus for g in groups)
+    total = sum(map(_gpus, groups))
     if need.gpus > total:
         return f"{name}: it takes {need.gpus} GPUs and the cluster has {total:g} at its largest", Level.IMPOSSIBLE
+    able = [x for x in ranked if _gpus(x[3]) >= need.gpus_per_replica]
+    if ranked and not able:
+        most = max(map(_gpus, groups))
+        return f"{name}: it takes {need.gpus_per_replica} GPUs together and no group has more than {most:g}", Level.OVER
+    ranked = able
     if not ranked:
         return f"{name}: {_words(need)}; the memory of this cluster's GPUs is not known", Level.FITS
     level, less, _, group = ranked[0]
     text = f"{name}: {_words(need)} {_against(group.shape, -less)}"
     if level in (Level.FITS, Level.TIGHT):
         others = [f"{g.name} ({g.shape.accelerator})" for lv, _, _, g in ranked[1:] if lv >= Level.OVER]
-        rest = f"; it does not fit {', '.join(others)}" if others else ""
+        rest = f"; too much for {', '.join(others)}" if others else ""
         where = f"fits {group.name}" if level is Level.FITS else f"is tight on {group.name}"
         return f"{text}: {where}{rest}", level
     better = nearest(
@@ -188,6 +193,11 @@ def _one(
     verdict = "cannot fit" if level is Level.IMPOSSIBLE else "does not fit as assumed"
     hint = f", {better} would" if better else ", nor would any parallelism of this engine"
     return f"{text}: {verdict}{hint}", level
+
+
+def _gpus(g: GroupPlan) -> float:
+    """At its largest."""
+    return g.max_replicas * g.nodes_per_replica * g.shape.gpus
 
 
 def _words(need: ModelNeed, correction: float = 1.0) -> str:

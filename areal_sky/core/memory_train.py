@@ -104,14 +104,15 @@ def lora_parameters(a: Architecture, rank: int) -> int:
 def layer_bytes_per_token(a: Architecture, moe: bool, s: Settings, eager_norms: bool) -> float:
     """What one layer keeps per token for its backward pass, unsplit, in bytes.
 
-    GPT (two matrices, dropout): 34 h, of which Korthikanti et al. derive each term; eager attention adds 5 a s.
+    GPT (two matrices, dropout): 34 h, of which Korthikanti et al. derive each term; eager attention adds 5 a s, and
+    10 a s in transformers, which keeps the scores twice, their softmax in fp32 and its copy.
     Gated layers by the same counting, without dropout: inputs of both norms (4 h; 12 h where the norm upcasts, as in
     transformers), inputs of the projections (4 h), queries and attention output (4 q), keys and values (4 kv), and of
     the feed-forward gate, up and product (6 f; 8 f where the activation is not fused).
     """
     h, f = a.hidden, a.intermediate
     q, kv = _attention_widths(a)
-    scores = 5.0 * a.heads * s.context if s.attention == "eager" else 0.0
+    scores = (10.0 if eager_norms else 5.0) * a.heads * s.context if s.attention == "eager" else 0.0
     if a.feed_forward_matrices == 2:
         return 34.0 * h + scores + (f - 4 * h) * 4
     each = 8 if eager_norms else 6

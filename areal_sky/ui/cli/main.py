@@ -14,6 +14,7 @@ from areal_sky.errors import ArealSkyError
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("areal_sky.ui.cli.check:check", "Check spec files; print every mistake at once."),
     "plan": ("areal_sky.ui.cli.plan:plan", "Show what would be launched, where and at what price."),
+    "memory": ("areal_sky.ui.cli.memory:memory", "What a model takes of a GPU's memory, part by part."),
     "render": ("areal_sky.ui.cli.plan:render", "Write the SkyPilot task YAMLs of a spec."),
     "up": ("areal_sky.ui.cli.cluster:up", "Bring a cluster up, or its spec up to date."),
     "status": ("areal_sky.ui.cli.cluster:status", "Show clusters, groups and replicas."),
