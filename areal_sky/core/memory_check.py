@@ -94,7 +94,7 @@ def check(spec: ClusterSpec, groups: Sequence[GroupPlan], files: Mapping[str, Ar
     """What the spec's models need, and whether the planned groups have it."""
     report = MemoryReport()
     for model in spec.models:
-        if model.memory_check == "off" or not (model.train or model.rollout):
+        if model.memory_check == "skip" or not (model.train or model.rollout):
             continue
         try:
             architecture = architecture_of(model, files)

@@ -22,7 +22,7 @@ from areal_sky.core.memory_terms import (
     gib,
 )
 from areal_sky.spec.backends import Backend
-from areal_sky.spec.memory import OPTIMIZERS, WEIGHT_BYTES, Settings
+from areal_sky.spec.memory import LOSS_BYTES, OPTIMIZERS, WEIGHT_BYTES, Settings
 
 # CUDA context, cuBLAS and cuDNN workspaces: an idle training process on an H100 shows about this in nvidia-smi.
 # NCCL: buffers of one communicator. Both assumed; vLLM's profile of Llama-3-8B (vllm pull request 10511) shows 1.8 GiB
@@ -32,10 +32,9 @@ NCCL_GIB = 0.25
 FRAGMENTATION = 0.05
 # Python, PyTorch and CUDA libraries of one training process, pinned buffers included; assumed.
 PROCESS_HOST_GIB = 6.0
-# Bytes per logit: bfloat16, its gradient, and the fp32 log-softmax that the loss keeps (AReaL's gather_logprobs;
-# Korthikanti et al. count the fp32 part alone). A forward pass alone keeps bfloat16 and works in chunks.
-LOGIT_BYTES, LOGIT_FORWARD_BYTES = 8, 3
-LOSS = f"AReaL's gather_logprobs; {KORTHIKANTI}, section 4.3"
+# Bytes per logit of a forward pass alone: bfloat16, and fp32 in chunks.
+LOGIT_FORWARD_BYTES = 3
+LOSSES = {"chunked": "AReaL's gather_logprobs", "whole": "PyTorch's cross_entropy in fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,8 @@ def activations(a: Architecture, b: Backend, s: Settings) -> list[Part]:
     # A layer recomputed whole, beside it the gradients of its output and of its widest tensors.
     again = gib(tokens, max(each.values()) + 4 * a.hidden + 4 * _widest(a)) if full else 0.0
     count = s.micro_batch_tokens / b.context * a.vocabulary / b.tensor
-    logits, loss = gib(count, 2), gib(count, LOGIT_BYTES - 2)
+    each_loss = LOSS_BYTES[s.loss] - 2
+    logits, loss = gib(count, 2), gib(count, each_loss)
     last_first = b.pipeline == 1 or kept + logits + max(loss, again) >= kept * b.pipeline + again
     in_flight = 1 if last_first else b.pipeline
     how = f"{tokens:,.0f} tokens a device x {per_stage} layers x {'2 h' if full else f'{mean / 1024:.0f} KiB'}"
@@ -147,9 +147,9 @@ def activations(a: Architecture, b: Backend, s: Settings) -> list[Part]:
     parts = [Part("activations", kept * in_flight, how, f"{KORTHIKANTI}, table 2 and section 4.2.3")]
     if last_first:
         words = f"{a.vocabulary:,} words / t{b.tensor}"
-        parts.append(Part("logits", logits, f"2 bytes x {words}", LOSS))
+        parts.append(Part("logits", logits, f"2 bytes x {words}", LOSSES[s.loss]))
         if loss >= again:
-            parts.append(Part("loss", loss, f"{LOGIT_BYTES - 2} bytes x {words}", LOSS))
+            parts.append(Part("loss", loss, f"{each_loss} bytes x {words}", LOSSES[s.loss]))
     if again and not (last_first and loss >= again):
         how = f"{tokens:,.0f} tokens x {max(each.values()) / 1024:.0f} KiB, and its gradients"
         parts.append(Part("recomputed layer", again, how, KORTHIKANTI))

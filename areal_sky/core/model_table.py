@@ -18,7 +18,10 @@ from areal_sky.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """`published_b` and `active_b` are billions of parameters; `counts` says where these were published."""
+    """`published_b` and `active_b` are billions of parameters; `counts` says where these were published.
+
+    `active_without`: how many of the two embeddings (input first) the published active count leaves out.
+    """
 
     architecture: Architecture
     repo: str
@@ -26,6 +29,7 @@ class KnownModel:
     active_b: float | None = None
     counts: str = "model card"
     aliases: tuple[str, ...] = ()
+    active_without: int = 0
 
     @property
     def name(self) -> str:
@@ -45,7 +49,9 @@ def find_model(name: str) -> KnownModel:
     if found is not None:
         return found
     names = known_models()
-    close = difflib.get_close_matches(name.lower().rpartition("/")[2], names, 3, 0.5)
+    word = _squeezed(name)
+    begun = [n for n in names if word and n.startswith(word)]
+    close = list(dict.fromkeys((*begun, *difflib.get_close_matches(word, names, 3, 0.5))))[:3]
     meant = f", did you mean {' or '.join(f'`{c}`' for c in close)}?" if close else f", known are {', '.join(names)}"
     raise InvalidInput(f"no known model `{name[:60]}`, expected one of the table or the path of a config.json{meant}")
 
@@ -90,6 +96,7 @@ def _moe(
     name: str, repo: str, published_b: float, active_b: float, layers: int, hidden: int, intermediate: int, heads: int,
     kv_heads: int, vocabulary: int, experts: tuple[int, int, int], *, shared: int = 0, dense_layers: int = 0,
     head_dim: int = 128, qkv_bias: bool = False, aliases: tuple[str, ...] = (), counts: str = "model card",
+    active_without: int = 0,
 ) -> KnownModel:  # fmt: skip
     """`experts`: how many, how many active, their intermediate size."""
     made = Architecture(
@@ -97,13 +104,13 @@ def _moe(
         active_experts=experts[1], expert_intermediate=experts[2], shared_experts=shared,
         moe_layers=layers - dense_layers, qkv_bias=qkv_bias,
     )  # fmt: skip
-    return KnownModel(made, repo, published_b, active_b, counts, aliases)
+    return KnownModel(made, repo, published_b, active_b, counts, aliases, active_without)
 
 
 def _latent(
     name: str, repo: str, published_b: float, active_b: float, layers: int, hidden: int, intermediate: int, heads: int,
     vocabulary: int, experts: tuple[int, int, int], shared: int, dense_layers: int, q_rank: int | None,
-    aliases: tuple[str, ...] = (), counts: str = "model card",
+    aliases: tuple[str, ...] = (), counts: str = "model card", active_without: int = 0,
 ) -> KnownModel:  # fmt: skip
     """The DeepSeek family: all have the same latent attention but for the queries' rank."""
     made = Architecture(
@@ -111,7 +118,7 @@ def _latent(
         expert_intermediate=experts[2], shared_experts=shared, moe_layers=layers - dense_layers,
         latent=LatentAttention(kv_rank=512, rope_dim=64, nope_dim=128, v_dim=128, q_rank=q_rank),
     )  # fmt: skip
-    return KnownModel(made, repo, published_b, active_b, counts, aliases)
+    return KnownModel(made, repo, published_b, active_b, counts, aliases, active_without)
 
 
 def _gpt_oss(name: str, repo: str, published_b: float, active_b: float, layers: int, experts: int) -> KnownModel:
@@ -120,7 +127,8 @@ def _gpt_oss(name: str, repo: str, published_b: float, active_b: float, layers: 
         name, layers, 2880, 2880, 64, 8, 64, 201088, experts=experts, active_experts=4, expert_intermediate=2880,
         moe_layers=layers, all_bias=True, window=128, window_layers=layers // 2,
     )  # fmt: skip
-    return KnownModel(made, repo, published_b, active_b, "gpt-oss model card, arXiv 2508.10925, table 1")
+    counts = "gpt-oss model card, arXiv 2508.10925, table 1"
+    return KnownModel(made, repo, published_b, active_b, counts, active_without=1)
 
 
 QWEN, QWEN_LARGE, LLAMA3 = 151936, 152064, 128256  # vocabularies
@@ -165,11 +173,11 @@ MODELS: tuple[KnownModel, ...] = (
          counts="Mixtral of Experts, arXiv 2401.04088: 47B and 13B; card 46.7B, 12.9B"),
     _moe("mixtral-8x22b", "mistralai/Mixtral-8x22B-v0.1", 141, 39, 56, 6144, 16384, 48, 8, 32000, (8, 2, 16384)),
     _moe("glm-4.5-air", "zai-org/GLM-4.5-Air", 106, 12, 46, 4096, 10944, 96, 8, 151552, (128, 8, 1408), shared=1,
-         dense_layers=1, qkv_bias=True, counts="GLM-4.5, arXiv 2508.06471, table 1; its active count leaves out some"),
+         dense_layers=1, qkv_bias=True, counts="GLM-4.5, arXiv 2508.06471, table 1", active_without=2),
     _moe("glm-4.5", "zai-org/GLM-4.5", 355, 32, 92, 5120, 12288, 96, 8, 151552, (160, 8, 1536), shared=1,
-         dense_layers=3, qkv_bias=True, counts="GLM-4.5, arXiv 2508.06471, table 1"),
+         dense_layers=3, qkv_bias=True, counts="GLM-4.5, arXiv 2508.06471, table 1", active_without=2),
     _latent("deepseek-v2-lite", "deepseek-ai/DeepSeek-V2-Lite", 15.7, 2.4, 27, 2048, 10944, 16, 102400,
-            (64, 6, 1408), 2, 1, None),
+            (64, 6, 1408), 2, 1, None, active_without=1),
     _latent("deepseek-v2", "deepseek-ai/DeepSeek-V2", 236, 21, 60, 5120, 12288, 128, 102400, (160, 6, 1536), 2, 1,
             1536, counts="DeepSeek-V2, arXiv 2405.04434"),
     _latent("deepseek-v3", "deepseek-ai/DeepSeek-V3", 671, 37, 61, 7168, 18432, 128, 129280, (256, 8, 2048), 1, 3,

@@ -90,7 +90,7 @@ class ModelSpec(Frozen):
     """A model that the runs train or serve; `train` and `rollout` are AReaL backend strings.
 
     `config` is the name of a common model or the path of a Hugging Face config.json; the model's own name counts where
-    it is left out. `memory` is what its memory estimates assume; `memory_check` (refuse, warn or off) what becomes of
+    it is left out. `memory` is what its memory estimates assume; `memory_check` (refuse, warn or skip) what becomes of
     an allocation that cannot fit.
     """
 

@@ -18,6 +18,10 @@ OPTIMIZERS: dict[str, tuple[float, float, float]] = {
     "adam_8bit": (2, 2, 6),
     "sgd": (2, 2, 4),
 }
+# Bytes per logit in training. chunked: bfloat16, its gradient, and the fp32 log-softmax of chunks that the backward
+# pass needs (AReaL's gather_logprobs). whole: bfloat16, the same in fp32, its log-softmax and its gradient, as
+# cross_entropy(logits.float()) keeps them.
+LOSS_BYTES: dict[str, int] = {"chunked": 8, "whole": 14}
 WEIGHT_BYTES: dict[str, float] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "mxfp4": 4.25 / 8}
 KV_BYTES: dict[str, float] = {"bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -28,8 +32,9 @@ class Settings:
 
     Training: `optimizer` one of OPTIMIZERS; `micro_batch_tokens` packed tokens of one micro-batch of a data-parallel
     rank (AReaL's `mb_spec.max_tokens_per_mb`); `recompute` full (AReaL's `gradient_checkpointing`) or none;
-    `attention` flash, or eager, which keeps the scores; `offload` to host memory none, optimizer or all;
-    `lora_rank` 0 trains every parameter; `grad_bytes` of Megatron's gradient buffer (4: reduced in fp32).
+    `attention` flash, or eager, which keeps the scores; `loss` chunked or whole; `offload` to host memory none,
+    optimizer or all; `lora_rank` 0 trains every parameter; `grad_bytes` of Megatron's gradient buffer (4: reduced in
+    fp32).
     Rollout: `context` tokens of the longest sequence, `concurrent` such sequences per instance at once, `weights` and
     `kv_cache` are types.
     """
@@ -38,6 +43,7 @@ class Settings:
     micro_batch_tokens: int = 16384
     recompute: str = "full"
     attention: str = "flash"
+    loss: str = "chunked"
     offload: str = "none"
     lora_rank: int = 0
     grad_bytes: int = 4
@@ -80,6 +86,7 @@ class Settings:
             micro_batch_tokens=min(self.micro_batch_tokens, 2048),
             recompute="full",
             attention="flash",
+            loss="chunked",
             grad_bytes=2,
             context=min(self.context, 4096),
             concurrent=1,
@@ -91,6 +98,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
     "recompute": ("full", "none"),
     "attention": ("flash", "eager"),
+    "loss": tuple(LOSS_BYTES),
     "offload": ("none", "optimizer", "all"),
     "weights": tuple(WEIGHT_BYTES),
     "kv_cache": tuple(KV_BYTES),

@@ -10,7 +10,7 @@ from areal_sky.spec.marks import Node
 from areal_sky.spec.memory import CHOICES, RANGES, Settings
 
 BUILT_IN_MODEL_TYPES = ("moe", "base")
-MEMORY_CHECKS = ("refuse", "warn", "off")
+MEMORY_CHECKS = ("refuse", "warn", "skip")  # not `off`, which YAML reads as false
 
 
 def read_models(top: Fields, known_types: tuple[str, ...]) -> tuple[ModelSpec, ...]:
