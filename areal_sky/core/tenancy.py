@@ -17,30 +17,34 @@ from areal_sky.errors import InvalidInput
 from areal_sky.spec.backends import ENGINES, TRAIN_ENGINES, Backend, components, parse_backend, world_size
 
 EPS = 1e-6
-# Metadata of a Ray job that says which of our tasks started it; set in the environment of every task.
-TASK_KEY = "areal-sky-task"
+# Metadata of a Ray job that says which gang's program it is; in the environment of every task.
+GANG_KEY = "areal-sky-gang"
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignUse:
-    """What a placement group or actor that is not ours holds on a node. `task_id`: the task that made it, if any."""
+    """What a placement group or actor that is not ours holds on a node. `owner`: the gang whose program made it."""
 
     node_id: str
     bundle: Bundle
-    task_id: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """One look at what others hold. `strangers`: a Ray job runs that none of our tasks started."""
+    """One look at what others hold.
+
+    `gangs`: those whose programs are connected to Ray now; `strangers`: so is a program that no task of ours started.
+    """
 
     uses: tuple[ForeignUse, ...] = ()
+    gangs: frozenset[str] = frozenset()
     strangers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`left`: of each task's claim what it has not taken yet, by node. `taken`: what all others hold, by node."""
+    """`left`: of each gang's claim what it has not taken yet, by node. `taken`: what all others hold, by node."""
 
     left: Mapping[str, Mapping[str, Bundle]]
     taken: Mapping[str, Bundle]
@@ -66,10 +70,10 @@ def settle(
 ) -> Settled:
     """What is left of each driver's claim, given what it and others hold.
 
-    `claims`: by task and node, what it was admitted for. `held`: what Ray has given away on each node beyond our own
+    `claims`: by gang and node, what it was admitted for. `held`: what Ray has given away on each node beyond our own
     gangs, tasks and actors included that are in no table. Where that is more than the tables say, the rest is taken for
-    a driver's, up to its claim on that node, as long as no stranger could have it; else it is a stranger's, which may
-    hold back too much for a while but never promises what is gone.
+    a driver's, up to its claim on that node, as long as nobody without a claim could have it; else it is a stranger's,
+    which may hold back too much for a while but never promises what is gone.
 
     Of each resource apart: what a task took on a node of its claim lessens that; what it took elsewhere lessens the
     claim anywhere else, since Ray placed it where we did not expect. More than its claim it may take, too: then nothing
@@ -79,8 +83,8 @@ def settle(
     own: dict[str, dict[str, list[Bundle]]] = {t: {} for t in claims}
     for use in foreign.uses:
         listed.setdefault(use.node_id, []).append(use.bundle)
-        if use.task_id in own:
-            own[use.task_id].setdefault(use.node_id, []).append(use.bundle)
+        if use.owner in own:
+            own[use.owner].setdefault(use.node_id, []).append(use.bundle)
     used = {t: {n: total(bs) for n, bs in nodes.items()} for t, nodes in own.items()}
     taken = {n: total(bs) for n, bs in listed.items()}
     for node_id, seen in (held or {}).items():
@@ -89,7 +93,7 @@ def settle(
         if unlisted == NOTHING:
             continue
         taken[node_id] = total((known, unlisted))
-        if not foreign.strangers:
+        if not (foreign.strangers or foreign.gangs - claims.keys()):
             _share_out(node_id, unlisted, claims, used)
     left = {t: _left(claim, used[t]) for t, claim in claims.items()}
     return Settled({t: nodes for t, nodes in left.items() if nodes}, taken)

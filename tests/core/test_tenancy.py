@@ -49,8 +49,9 @@ def test_use_that_no_table_lists_is_the_drivers_unless_a_stranger_runs() -> None
     held = {"a": g(3), "c": g(1)}
     alone = settle(CLAIM, Foreign(), held)
     assert alone.left["t1"]["a"].gpus == 5 and alone.taken == held
-    crowded = settle(CLAIM, Foreign(strangers=True), held)
-    assert crowded.left["t1"]["a"].gpus == 8 and crowded.gone("a").gpus == 11
+    for others in (Foreign(strangers=True), Foreign(gangs=frozenset({"t1", "t2"}))):
+        crowded = settle(CLAIM, others, held)
+        assert crowded.left["t1"]["a"].gpus == 8 and crowded.gone("a").gpus == 11
 
 
 def test_what_the_tables_list_is_not_added_to_what_ray_gave_away() -> None:
@@ -73,13 +74,13 @@ USES = st.lists(st.builds(use, NODES, AMOUNTS, st.sampled_from([None, "t1", "t2"
 def test_nothing_is_lost_and_nothing_counted_twice(
     claims: dict[str, dict[str, Bundle]], uses: list[ForeignUse], held: dict[str, Bundle], strangers: bool
 ) -> None:
-    found = settle(claims, Foreign(tuple(uses), strangers), held)
+    found = settle(claims, Foreign(tuple(uses), strangers=strangers), held)
     for n in "abc":  # all that anybody holds is taken
         listed = sum(u.bundle.gpus for u in uses if u.node_id == n)
         assert found.taken.get(n, NOTHING).gpus == pytest.approx(max(listed, held.get(n, NOTHING).gpus))
     for t, claim in claims.items():
         promised = total(claim.values()).gpus
-        own = sum(u.bundle.gpus for u in uses if u.task_id == t)
+        own = sum(u.bundle.gpus for u in uses if u.owner == t)
         left = total(found.left.get(t, {}).values()).gpus
         assert 0 <= left <= promised
         if not held or strangers:  # exactly what it has not taken is still kept for it
