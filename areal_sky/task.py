@@ -1,7 +1,7 @@
 """Tasks in Python: describe one, queue it, follow it.
 
-    handle = TaskScheduler("grpo-math").submit(Task(kind="eval", gpus=1, entrypoint="python eval.py"))
-    handle.wait(), handle.logs(), handle.why()
+handle = TaskScheduler("grpo-math").submit(Task(kind="eval", gpus=1, entrypoint="python eval.py"))
+handle.wait(), handle.logs(), handle.why()
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_sky.core.model import Bundle, TaskSpec
+from areal_sky.core.model import Bundle
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
 from areal_sky.errors import InvalidInput, Unreachable
 from areal_sky.units import parse_duration_s, parse_gib

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from areal_sky import errors
-from areal_sky.core.model import Bundle, GangDemand, NodeShape, NodeView, TaskSpec
+from areal_sky.core.model import Bundle, GangDemand, NodeShape, NodeView
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskspec import task_spec_to_json
 from areal_sky.core.telemetry import Validity
 from areal_sky.core.usage import Usage, usage_from_json

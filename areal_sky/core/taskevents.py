@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from areal_sky.core.model import TaskSpec, TaskState
 from areal_sky.core.placement import DeviceShare
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
 from areal_sky.errors import StateError
 
@@ -98,8 +98,7 @@ class Draining:
 
 Fact = Submitted | Placed | Starting | Started | RankExited | Stopping | Requeued | Ended | Draining
 _KINDS: dict[str, type[Fact]] = {
-    c.__name__: c
-    for c in (Submitted, Placed, Starting, Started, RankExited, Stopping, Requeued, Ended, Draining)
+    c.__name__: c for c in (Submitted, Placed, Starting, Started, RankExited, Stopping, Requeued, Ended, Draining)
 }
 
 
@@ -142,9 +141,7 @@ class TaskEvent:
                 raw["state"] = TaskState(raw["state"])
             return TaskEvent(t_s, task_id, cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw}))
         except Exception as e:
-            raise StateError(
-                f"the task journal holds a {kind!r} row of {task_id!r} that cannot be read: {e}"
-            ) from None
+            raise StateError(f"the task journal holds a {kind!r} row of {task_id!r} that cannot be read: {e}") from None
 
 
 def tell(event: TaskEvent) -> str:

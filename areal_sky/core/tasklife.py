@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from areal_sky.core.model import TASK_ENDED, TaskSpec, TaskState
 from areal_sky.core.taskevents import (
     Draining,
     Ended,
@@ -31,6 +30,7 @@ from areal_sky.core.taskevents import (
     TaskEvent,
     where,
 )
+from areal_sky.core.taskmodel import TASK_ENDED, TaskSpec, TaskState
 from areal_sky.errors import StateError
 
 # A node's death is noticed by Ray up to about 9 s after its processes vanish (a hung node, tuned health checks).
@@ -130,9 +130,7 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
                 stop=None, stop_reason="", stop_s=None, retries=record.retries + fact.counted, started_s=None,
             )  # fmt: skip
         case Ended():
-            return replace(
-                record, state=fact.state, since_s=t_s, ended_s=t_s, reason=fact.reason, starting=False
-            )
+            return replace(record, state=fact.state, since_s=t_s, ended_s=t_s, reason=fact.reason, starting=False)
         case _:
             raise _illegal(record, fact)
 
@@ -190,9 +188,7 @@ def verdict(record: TaskRecord, dead_nodes: Collection[str], now_s: float, grace
     if echo and first_bad and now_s < first_bad.t_s + SETTLE_S:
         return Wait()
     if record.retries < record.spec.max_retries:
-        return Requeued(
-            f"{record.stop_reason}; retry {record.retries + 1} of {record.spec.max_retries}", True
-        )
+        return Requeued(f"{record.stop_reason}; retry {record.retries + 1} of {record.spec.max_retries}", True)
     return Ended(TaskState.FAILED, record.stop_reason)
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RankStart, RayCluster
 from areal_sky.core import tasklife, usage
-from areal_sky.core.model import TaskSpec, TaskState
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, Placement, fit, occupy
 from areal_sky.core.queueing import Waiting, in_order
@@ -37,6 +36,7 @@ from areal_sky.core.taskevents import (
     TaskEvent,
 )
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.errors import ArealSkyError
 from areal_sky.run.journal import Journal
 from areal_sky.run.nodebook import LoadSource, NodeBook

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from areal_sky.adapters.ports import RayNode
-from areal_sky.core.model import NodeView, TaskState
+from areal_sky.core.model import NodeView
 from areal_sky.core.nodeenv import GroupShape
 from areal_sky.core.placement import EPS, Held, NodeRoom, empty_room, room_of
 from areal_sky.core.taskevents import Draining
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.telemetry import Validity
 from areal_sky.core.view import ReplicaLoad
 
@@ -132,9 +133,7 @@ class NodeBook:
             idle_since_s = None if None in idle else max(t for t in idle if t is not None)
             draining = all(n.draining for n in nodes)
             loads.append(
-                ReplicaLoad(
-                    name, nodes[0].group, len(nodes), len(tasks), mean, validity, age_s, idle_since_s, draining
-                )
+                ReplicaLoad(name, nodes[0].group, len(nodes), len(tasks), mean, validity, age_s, idle_since_s, draining)
             )
         return tuple(loads)
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_sky.core import tasklife, usage
-from areal_sky.core.model import HEAD_GROUP, GangDemand, TaskSpec, TaskState
+from areal_sky.core.model import HEAD_GROUP, GangDemand
 from areal_sky.core.permitted import could_ever_fit
 from areal_sky.core.placement import Placement, fit
 from areal_sky.core.queueing import explain, in_order, order_key, score
 from areal_sky.core.taskevents import Draining, Ended, Stopping, Submitted, TaskEvent, tell
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.core.usage import Usage
 from areal_sky.core.view import HeadView
 from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_sky.core.model import Bundle, TaskSpec, TaskState
+from areal_sky.core.model import Bundle
 from areal_sky.core.taskevents import (
     Draining,
     Ended,
@@ -26,6 +26,7 @@ from areal_sky.core.taskevents import (
     where,
 )
 from areal_sky.core.tasklife import SETTLE_S, SILENT_S, TaskRecord, Wait, fold, verdict
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
 from areal_sky.errors import InvalidInput, StateError
 

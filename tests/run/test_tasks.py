@@ -12,9 +12,10 @@ import pytest
 
 from areal_sky.adapters.fake_ray import Crash, FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
-from areal_sky.core.model import Bundle, NodeShape, TaskSpec
+from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.core.taskevents import Starting, TaskEvent
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.telemetry import Validity
 from areal_sky.errors import InvalidInput, NotFound, Refused, StateError, Unreachable
 from areal_sky.run.dispatch import HOLD_AFTER_S, RESERVE_S
@@ -370,9 +371,7 @@ def test_foreign_work_is_not_idle(world: World) -> None:
     original = connection.nodes
 
     def with_foreign() -> tuple[Any, ...]:
-        return tuple(
-            dataclasses.replace(n, available_gpus=2.0) if n.node_id == node.node_id else n for n in original()
-        )
+        return tuple(dataclasses.replace(n, available_gpus=2.0) if n.node_id == node.node_id else n for n in original())
 
     connection.nodes = with_foreign  # type: ignore[method-assign]
     world.tick()
