@@ -73,11 +73,9 @@ class TaskLogs:
             data = data[:whole]
         return data.decode("utf-8", "replace"), offset + len(data), offset + len(data) >= size
 
-    def tail(self, task_id: str, attempt: int, rank: int, stream: str = "err") -> str:
-        """The last line that is not blank, at most 200 characters; empty when there is none."""
-        text, _, _ = self.read(task_id, attempt, rank, stream, -4096)
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][-200:] if lines else ""
+    def last_words(self, task_id: str, attempt: int, rank: int, stream: str = "err") -> str:
+        """The last 4 KiB that the rank wrote."""
+        return self.read(task_id, attempt, rank, stream, -4096)[0]
 
     def _path(self, task_id: str, attempt: int, rank: int, stream: str) -> Path:
         if not _TASK_ID.fullmatch(task_id):
