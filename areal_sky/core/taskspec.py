@@ -12,16 +12,12 @@ from typing import Any, Literal, cast
 from areal_sky.core.model import Bundle
 from areal_sky.core.taskmodel import BACKOFF_S, TaskSpec
 from areal_sky.errors import InvalidInput
+from areal_sky.spec.tasks import DAY_S, IF_LATE, KINDS, MAX_ARRAY, MAX_BUNDLES, MAX_RETRIES, YEAR_S
 
-KINDS = ("train", "rollout", "eval", "reward", "driver")
 MAX_COMMAND_BYTES = 100_000  # Linux takes no single argument above 128 KiB
 MAX_PAYLOAD_BYTES = 8 * 2**20
-MAX_BUNDLES = 1024
-MAX_ARRAY = 100_000
 MAX_AFTER = 1000  # an array of tasks counts as one
 MAX_LABELS = 32
-IF_LATE = ("warn", "refuse")
-YEAR_S = 365 * 86400.0
 # Set by the runner for every rank; a task cannot have its own.
 RESERVED_ENVS = frozenset(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"))
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -117,7 +113,7 @@ def task_spec_from_json(raw: object) -> TaskSpec:
         group=_optional_text(values, "group", wrong),
         accelerators=_names(values, "accelerators", wrong),
         envs=_envs(values, wrong),
-        max_retries=_whole(values, "max_retries", 0, 0, 100, wrong),
+        max_retries=_whole(values, "max_retries", 0, 0, MAX_RETRIES, wrong),
         deadline_s=_optional_number(values, "deadline_s", wrong),
         submit_key=_optional_text(values, "submit_key", wrong),
         min_bundles=min_bundles,
@@ -125,7 +121,7 @@ def task_spec_from_json(raw: object) -> TaskSpec:
         estimate_s=_optional_number(values, "estimate_s", wrong),
         if_late=cast("Literal['warn', 'refuse']", if_late),
         after=_names(values, "after", wrong, MAX_AFTER),
-        backoff_s=_number(values, "backoff_s", BACKOFF_S, 0, 86400, wrong),
+        backoff_s=_number(values, "backoff_s", BACKOFF_S, 0, DAY_S, wrong),
         timeout_s=_optional_number(values, "timeout_s", wrong, 1, YEAR_S),
         total_timeout_s=_optional_number(values, "total_timeout_s", wrong, 1, YEAR_S),
         labels=_labels(values, wrong),
