@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from areal_sky.core.model import Bundle, TaskSpec
+from areal_sky.core.model import Bundle
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.errors import ArealSkyError
 from areal_sky.home import ClusterHome
 from tests.testbed import testbed as beds

@@ -32,11 +32,12 @@ class _Gang:
 class FakeRayCluster:
     """State that lasts is here; `connection()` gives the port of one service process."""
 
-    def __init__(self, *, slow_reserve: bool = False, slow_exit: bool = False):
+    def __init__(self, *, slow_reserve: bool = False, slow_start: bool = False, slow_exit: bool = False):
         self.live: dict[str, RayNode] = {}
         self.all_gangs: dict[str, _Gang] = {}
         self.started: Counter[tuple[str, int]] = Counter()
         self.slow_reserve = slow_reserve  # placement groups stay pending until `reserve_all`
+        self.slow_start = slow_start  # runners say nothing of their start while this holds
         self.slow_exit = slow_exit  # killed ranks end only by `finish`
         self.unreachable = ""
         self.crash_after: int | None = None
@@ -55,8 +56,8 @@ class FakeRayCluster:
                 if node == node_id and rank in gang.runners and gang.runners[rank] is None:
                     gang.runners[rank] = RankExit(rank, None, "its node died")
 
-    def finish(self, gang_id: str, rank: int, code: int = 0) -> None:
-        self.all_gangs[gang_id].runners[rank] = RankExit(rank, code)
+    def finish(self, gang_id: str, rank: int, code: int = 0, lost: str = "") -> None:
+        self.all_gangs[gang_id].runners[rank] = RankExit(rank, code, lost)
 
     def lose(self, gang_id: str, rank: int) -> None:
         """The runner dies on a healthy node."""
@@ -102,6 +103,7 @@ class FakeRayConnection:
         self._cluster = cluster
         self._watched: set[tuple[str, int]] = set()
         self._lost: list[tuple[str, RankExit]] = []
+        self._begun: list[tuple[str, int]] = []
 
     def nodes(self) -> tuple[RayNode, ...]:
         self._step()
@@ -135,9 +137,17 @@ class FakeRayConnection:
                 gang.runners[r.rank] = None
                 gang.starts[r.rank] = r
                 self._cluster.started[gang_id, r.rank] += 1
+                self._begun.append((gang_id, r.rank))
                 self._step()  # a crash may leave a gang half started
             self._watched.add((gang_id, r.rank))
         self._step()
+
+    def starts(self) -> tuple[tuple[str, int], ...]:
+        self._step()
+        if self._cluster.slow_start:
+            return ()
+        found, self._begun = self._begun, []
+        return tuple(found)
 
     def adopt(self, gang_id: str, ranks: int) -> bool:
         self._step()
@@ -147,6 +157,7 @@ class FakeRayConnection:
                 self._lost.append((gang_id, RankExit(rank, None, "its runner is gone")))
             else:
                 self._watched.add((gang_id, rank))
+                self._begun.append((gang_id, rank))
         return gang is not None and len(gang.runners) == ranks
 
     def exits(self) -> tuple[tuple[str, RankExit], ...]:

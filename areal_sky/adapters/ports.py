@@ -91,7 +91,10 @@ class GangPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended. `code` is None when its node or its runner died under it (`lost` says what)."""
+    """How one rank ended. `code` is None when its node or its runner died under it.
+
+    `lost` says what, or with a code what else is known of the end (the kernel killed it for want of memory, say).
+    """
 
     rank: int
     code: int | None
@@ -126,6 +129,13 @@ class RayCluster(Protocol):
 
     def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
         """Start one runner per rank in the gang's bundles. Idempotent: a runner that exists is left as it is."""
+        ...
+
+    def starts(self) -> tuple[tuple[str, int], ...]:
+        """(gang_id, rank) of ranks whose process has started since the last call, those adopted included.
+
+        Never blocks. A rank that could not start comes up in `exits` instead.
+        """
         ...
 
     def adopt(self, gang_id: str, ranks: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class RayClusterAdapter:
         self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(runner)
         self._actors: dict[tuple[str, int], Any] = {}
         self._waits: dict[Any, tuple[str, int]] = {}
+        self._begins: dict[Any, tuple[str, int]] = {}
         self._lost: list[tuple[str, RankExit]] = []
 
     def close(self) -> None:
@@ -179,6 +180,21 @@ class RayClusterAdapter:
                     self._waits[self._actors[gang_id, rank].wait_exit.remote()] = (gang_id, rank)
         return whole
 
+    def starts(self) -> tuple[tuple[str, int], ...]:
+        if not self._begins:
+            return ()
+        from ray.exceptions import RayError
+
+        found: list[tuple[str, int]] = []
+        with self._translated("look for started ranks"):
+            ready, _ = self._ray.wait(list(self._begins), num_returns=len(self._begins), timeout=0)
+        for ref in ready:
+            key = self._begins.pop(ref)
+            with suppress(RayError):  # its end says why
+                if self._ray.get(ref, timeout=1):
+                    found.append(key)
+        return tuple(found)
+
     def exits(self) -> tuple[tuple[str, RankExit], ...]:
         found, self._lost = self._lost, []
         if not self._waits:
@@ -211,6 +227,7 @@ class RayClusterAdapter:
         for key in [k for k in self._actors if k[0] == gang_id]:
             del self._actors[key]
         self._waits = {ref: key for ref, key in self._waits.items() if key[0] != gang_id}
+        self._begins = {ref: key for ref, key in self._begins.items() if key[0] != gang_id}
         group = self._group(gang_id)
         if group is not None:
             with self._translated(f"release {gang_id}"):
@@ -239,7 +256,7 @@ class RayClusterAdapter:
         port = self._actors[gang_id, 0].free_port.remote()
         for rank in ranks:
             actor = self._actors[gang_id, rank]
-            actor.start.remote(addresses.get(where[0], "127.0.0.1"), port)
+            self._begins[actor.start.remote(addresses.get(where[0], "127.0.0.1"), port)] = (gang_id, rank)
             self._waits[actor.wait_exit.remote()] = (gang_id, rank)
 
     def _state(self) -> Any:

@@ -1,4 +1,4 @@
-"""The values that every layer speaks in: offers, plans, replicas, nodes, tasks, the cluster's state.
+"""The values that every layer speaks in: offers, plans, replicas, nodes, demand, the cluster's state.
 
 All are frozen. Durations and times are seconds (times: Unix), memory is GiB, money is US dollars per hour.
 """
@@ -262,19 +262,7 @@ class ClusterState:
     ledger: tuple[LedgerLine, ...] = ()
 
 
-# ---------------------------------------------------------------- what is asked of it: tasks
-
-
-class TaskState(StrEnum):
-    QUEUED = "QUEUED"  # waits; `reason` says for what
-    PLACED = "PLACED"  # resources chosen, Ray is reserving them
-    RUNNING = "RUNNING"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-
-TASK_ENDED = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})
+# ---------------------------------------------------------------- what is asked of it (tasks: core/taskmodel.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,35 +272,6 @@ class Bundle:
     gpus: float = 0.0
     cpus: float = 1.0
     memory_gib: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSpec:
-    """What a user submitted. All bundles of a task are alike and start together or not at all.
-
-    `kind`: train, rollout, eval, reward or driver. `priority` is 0..100, 5 by default. `group` pins it to a node
-    group. `accelerators` narrows it to nodes with one of these. `command` is a shell command line;
-    `payload` is a base64 cloudpickle of a Python callable instead.
-    """
-
-    kind: str
-    command: str = ""
-    payload: str | None = None
-    name: str = ""
-    model: str | None = None
-    model_type: str | None = None
-    bundles: int = 1
-    bundle: Bundle = Bundle()
-    priority: float = 5.0
-    group: str | None = None
-    accelerators: tuple[str, ...] = ()
-    envs: Mapping[str, str] = field(default_factory=dict[str, str])
-    max_retries: int = 0
-    deadline_s: float | None = None
-    submit_key: str | None = None
-
-    def demand(self) -> tuple[Bundle, ...]:
-        return (self.bundle,) * self.bundles
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from areal_sky.core.model import TaskSpec, TaskState
-from areal_sky.core.placement import DeviceShare
+from areal_sky.core.model import Bundle
+from areal_sky.core.placement import DeviceShare, describe_bundle
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
 from areal_sky.errors import StateError
 
-StopKind = Literal["cancel", "evict", "lost", "failed"]
+# `timeout`: one run took too long. `expired`: the task as a whole did. `preempt`, `shrink`: others go first.
+StopKind = Literal["cancel", "evict", "lost", "failed", "timeout", "expired", "preempt", "shrink"]
+OutOfMemory = Literal["", "gpu", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,13 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that its owner should know, said when it was submitted."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     """Recorded before Ray is asked for the placement group."""
 
@@ -51,17 +61,21 @@ class Starting:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The runners exist."""
+    """Every rank's runner has said that its process runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
-    """`code` None: the rank was lost with its node or runner (`lost` says how). `tail`: last words on stderr."""
+    """`code` None: the rank was lost with its node or runner (`lost` says how). `tail`: last words on stderr.
+
+    `oom`: the memory of which there is evidence that it ran out, empty without evidence.
+    """
 
     rank: int
     code: int | None
     lost: str = ""
     tail: str = ""
+    oom: OutOfMemory = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +88,30 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Waits again at its old place. `counted`: this uses up one of `max_retries`."""
+    """Waits again at its old place. `counted`: this uses up one of `max_retries`.
+
+    It is not placed before `not_before_s`. `bundle` and `accelerators` are what it asks for from now on, where memory
+    ran out with what it asked before; None and empty: no change.
+    """
 
     reason: str
     counted: bool
+    not_before_s: float = 0.0
+    bundle: Bundle | None = None
+    accelerators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """Its work up to now is safe: a run that is ended loses only what comes after."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The running task is in this phase now. `low`: it leaves its GPUs idle meanwhile, and others may have them."""
+
+    name: str
+    low: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +130,29 @@ class Draining:
     reason: str
 
 
-Fact = Submitted | Placed | Starting | Started | RankExited | Stopping | Requeued | Ended | Draining
+@dataclass(frozen=True, slots=True)
+class NodeAvoided:
+    """No task is placed on the node until `until_s`: too many failed there. `task_id` of the event is empty."""
+
+    node_id: str
+    node: str
+    until_s: float
+    reason: str
+
+
+TaskFact = (
+    Submitted | Warned | Placed | Starting | Started | RankExited | Stopping | Requeued | Checkpointed
+    | PhaseChanged | Ended
+)
+NodeFact = Draining | NodeAvoided
+Fact = TaskFact | NodeFact
 _KINDS: dict[str, type[Fact]] = {
     c.__name__: c
-    for c in (Submitted, Placed, Starting, Started, RankExited, Stopping, Requeued, Ended, Draining)
-}
+    for c in (
+        Submitted, Warned, Placed, Starting, Started, RankExited, Stopping, Requeued, Checkpointed, PhaseChanged,
+        Ended, Draining, NodeAvoided,
+    )
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +163,10 @@ class TaskEvent:
 
     def to_row(self) -> tuple[float, str, str, str]:
         """time, task, kind, body as JSON."""
-        body = asdict(self.fact)
         if isinstance(self.fact, Submitted):
-            body["spec"] = task_spec_to_json(self.fact.spec)
+            body = {"number": self.fact.number, "spec": task_spec_to_json(self.fact.spec)}
+        else:
+            body = asdict(self.fact)
         return self.t_s, self.task_id, type(self.fact).__name__, json.dumps(body, separators=(",", ":"))
 
     @staticmethod
@@ -136,15 +189,17 @@ class TaskEvent:
                     )
                     for p in raw["places"]
                 )
+            elif cls is Requeued:
+                bundle = raw.get("bundle")
+                raw["bundle"] = None if bundle is None else Bundle(**bundle)
+                raw["accelerators"] = tuple(raw.get("accelerators", ()))
             elif cls is Draining:
                 raw["node_ids"] = tuple(raw["node_ids"])
             elif cls is Ended:
                 raw["state"] = TaskState(raw["state"])
             return TaskEvent(t_s, task_id, cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw}))
         except Exception as e:
-            raise StateError(
-                f"the task journal holds a {kind!r} row of {task_id!r} that cannot be read: {e}"
-            ) from None
+            raise StateError(f"the task journal holds a {kind!r} row of {task_id!r} that cannot be read: {e}") from None
 
 
 def tell(event: TaskEvent) -> str:
@@ -163,14 +218,33 @@ def tell(event: TaskEvent) -> str:
         case RankExited(rank=rank, code=code, lost=lost):
             return f"rank {rank} " + (f"lost: {lost}" if code is None else f"ended with exit code {code}")
         case Stopping(kind=kind, reason=reason):
-            word = {"cancel": "cancelled", "evict": "told to leave", "lost": "lost", "failed": "failed"}[kind]
-            return f"{word}: {reason}"
-        case Requeued(reason=reason):
-            return f"waits again at its old place: {reason}"
+            return f"{_STOPPED[kind]}: {reason}"
+        case Requeued(reason=reason, not_before_s=not_before_s, bundle=bundle, accelerators=accelerators):
+            wait_s = not_before_s - event.t_s
+            later = f"; not before {wait_s:.0f} s from now" if wait_s > 0 else ""
+            if bundle is not None:
+                later += f"; asks for {describe_bundle(bundle)} per rank from now on"
+            if accelerators:
+                later += f"; only on {' or '.join(accelerators)} from now on"
+            return f"waits again at its old place: {reason}{later}"
+        case Checkpointed():
+            return "saved a checkpoint"
+        case PhaseChanged(name=name, low=low):
+            return f"phase {name}" + (": leaves its GPUs idle" if low else "")
+        case Warned(text=text):
+            return f"warning: {text}"
         case Ended(state=state, reason=reason):
             return state.value.lower() + (f": {reason}" if reason else "")
         case Draining(replica=replica, reason=reason):
             return f"replica {replica} takes no new work: {reason}"
+        case NodeAvoided(node=node, reason=reason):
+            return f"node {node} is avoided: {reason}"
+
+
+_STOPPED: dict[StopKind, str] = {
+    "cancel": "cancelled", "evict": "told to leave", "lost": "lost", "failed": "failed", "timeout": "timed out",
+    "expired": "out of time", "preempt": "preempted", "shrink": "told to shrink",
+}  # fmt: skip
 
 
 def where(places: Collection[Place]) -> str:

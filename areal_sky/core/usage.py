@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from areal_sky.core import tasklife
-from areal_sky.core.taskevents import Draining, TaskEvent
+from areal_sky.core.taskevents import Draining, NodeAvoided, TaskEvent
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.errors import Unreachable
 
@@ -55,7 +55,7 @@ def holds(record: TaskRecord, until_s: float | None) -> tuple[Hold, ...]:
     if not record.holds or record.placed_s is None:
         return ()
     by_node: dict[tuple[str, int], Hold] = {}
-    bundle, spec = record.spec.bundle, record.spec
+    bundle, spec = record.bundle, record.spec
     for p in record.places:
         node = (p.replica, p.index)
         known = by_node.get(node)
@@ -81,7 +81,7 @@ def past_holds(events: Iterable[TaskEvent]) -> list[Hold]:
     records: dict[str, TaskRecord] = {}
     past: list[Hold] = []
     for e in events:
-        if isinstance(e.fact, Draining):
+        if isinstance(e.fact, Draining | NodeAvoided):
             continue
         before = records.get(e.task_id)
         records[e.task_id] = tasklife.apply(before, e)

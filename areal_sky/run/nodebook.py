@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from areal_sky.adapters.ports import RayNode
-from areal_sky.core.model import NodeView, TaskState
+from areal_sky.core.model import NodeView
 from areal_sky.core.nodeenv import GroupShape
 from areal_sky.core.placement import EPS, Held, NodeRoom, empty_room, room_of
-from areal_sky.core.taskevents import Draining
+from areal_sky.core.taskevents import Draining, NodeAvoided, NodeFact
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.telemetry import Validity
 from areal_sky.core.view import ReplicaLoad
 
@@ -29,6 +30,7 @@ class NodeBook:
         self._accelerators = {g.name: g.shape.accelerator for g in groups}
         self._nodes: dict[str, RayNode] = {}
         self._drains: dict[str, Draining] = {}
+        self._avoided: dict[str, NodeAvoided] = {}
         self._held: dict[str, list[Held]] = {}
         self._tasks_on: dict[str, set[str]] = {}
         self._idle_since_s: dict[str, float] = {}
@@ -38,6 +40,7 @@ class NodeBook:
         """A new look at the live nodes. A node that is gone takes its drain with it: its successor starts fresh."""
         self._nodes = {n.node_id: self._with_accelerator(n) for n in nodes}
         self._drains = {i: d for i, d in self._drains.items() if i in self._nodes}
+        self._avoided = {i: a for i, a in self._avoided.items() if i in self._nodes}
         self._idle_since_s = {i: t for i, t in self._idle_since_s.items() if i in self._nodes}
         self.seen_s = now_s
         self._mark_idle(now_s)
@@ -48,13 +51,37 @@ class NodeBook:
         for r in records:
             for place in r.places if r.holds else ():
                 known = r.state is TaskState.RUNNING or r.gang_id in reserved
-                self._held.setdefault(place.node_id, []).append(Held(r.spec.bundle, place.devices, known))
+                self._held.setdefault(place.node_id, []).append(Held(r.bundle, place.devices, known))
                 self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
         self._mark_idle(now_s)
 
-    def drain(self, draining: Draining) -> None:
-        for node_id in draining.node_ids:
-            self._drains[node_id] = draining
+    def note(self, fact: NodeFact) -> None:
+        """What was decided about nodes: they drain, or are avoided for a time."""
+        if isinstance(fact, NodeAvoided):
+            self._avoided[fact.node_id] = fact
+            return
+        for node_id in fact.node_ids:
+            self._drains[node_id] = fact
+
+    def avoided(self, now_s: float) -> list[NodeAvoided]:
+        """The live nodes that are avoided now."""
+        return [a for a in self._avoided.values() if now_s < a.until_s]
+
+    def avoided_in_group_of(self, node_id: str, now_s: float) -> tuple[int, int]:
+        """(avoided nodes, live nodes) of the node's group."""
+        node = self._nodes.get(node_id)
+        group = node.labels.get("group") if node is not None else None
+        members = {i for i, n in self._nodes.items() if n.labels.get("group") == group}
+        return sum(a.node_id in members for a in self.avoided(now_s)), len(members)
+
+    def accelerator_of(self, node_id: str) -> str | None:
+        node = self._nodes.get(node_id)
+        return None if node is None else node.shape.accelerator
+
+    def takes_work(self, node_id: str, now_s: float) -> bool:
+        """Whether tasks may be placed on the node: it neither drains nor is avoided."""
+        avoided = self._avoided.get(node_id)
+        return not self.is_draining(node_id) and (avoided is None or now_s >= avoided.until_s)
 
     def drain_of(self, node_id: str) -> Draining | None:
         return self._drains.get(node_id)
@@ -83,15 +110,15 @@ class NodeBook:
         labels = self._nodes[node_id].labels
         return labels.get("replica", "?"), _index(labels)
 
-    def rooms(self) -> dict[str, NodeRoom]:
+    def rooms(self, now_s: float) -> dict[str, NodeRoom]:
         """Free room of every node that takes new work."""
-        return {i: self._room(n) for i, n in self._nodes.items() if not self.is_draining(i)}
+        return {i: self._room(n) for i, n in self._nodes.items() if self.takes_work(i, now_s)}
 
-    def emptied_rooms(self) -> dict[str, NodeRoom]:
+    def emptied_rooms(self, now_s: float) -> dict[str, NodeRoom]:
         """The same nodes as they would be with none of our tasks on them, foreign work left in place."""
         rooms: dict[str, NodeRoom] = {}
         for i, n in self._nodes.items():
-            if self.is_draining(i):
+            if not self.takes_work(i, now_s):
                 continue
             ours = [h.bundle for h in self._held.get(i, ()) if h.reserved]
             available = (
@@ -132,9 +159,7 @@ class NodeBook:
             idle_since_s = None if None in idle else max(t for t in idle if t is not None)
             draining = all(n.draining for n in nodes)
             loads.append(
-                ReplicaLoad(
-                    name, nodes[0].group, len(nodes), len(tasks), mean, validity, age_s, idle_since_s, draining
-                )
+                ReplicaLoad(name, nodes[0].group, len(nodes), len(tasks), mean, validity, age_s, idle_since_s, draining)
             )
         return tuple(loads)
 

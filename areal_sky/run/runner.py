@@ -29,6 +29,7 @@ from typing import IO
 from areal_sky.adapters.ports import RankStart
 from areal_sky.core.model import Bundle
 from areal_sky.core.nodeenv import SECRET_KEYS, task_token
+from areal_sky.run.oom import OOM_KILLED, oom_kills
 from areal_sky.run.shipper import LogShipper
 
 PUSH_S = 0.3  # at most this often per rank
@@ -79,7 +80,7 @@ class Runner:
     async def wait_exit(self) -> tuple[int | None, str]:
         """(exit code, "") once the command has ended and its output was taken; -N when signal N ended it.
 
-        (None, why) when the command could not be started at all.
+        (None, why) when the command could not be started at all; (-9, why) where the kernel ended it for its memory.
         """
         while self._process is None or not self._process.done.is_set():
             await asyncio.sleep(0.02)
@@ -108,6 +109,8 @@ class RankProcess:
         self._pid: int | None = None
         self._warden: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
+        self._told_to_stop = False
+        self._oom_kills = oom_kills()
         folder = environ.get("AREAL_SKY_NODE_DIR") or f"{tempfile.gettempdir()}/areal_sky-{os.getuid()}"
         self.node_dir = Path(folder)
         name = f"{order.attempt}.{order.rank}"
@@ -129,6 +132,7 @@ class RankProcess:
     def stop(self, grace_s: float) -> None:
         """Idempotent; nothing happens after the end. What has not started yet will not."""
         with self._lock:
+            self._told_to_stop = True
             warden = self._warden
             if self._pid is None:
                 self._pid, self.code = 0, -int(signal.SIGTERM)
@@ -209,6 +213,8 @@ class RankProcess:
         self._warden.wait()
         # A warden that ends without a word was killed itself.
         self.code = int(last[1]) if len(last) == 2 and last[0] == "exit" else -9
+        if self.code in (-9, 137) and not self._told_to_stop and oom_kills() > self._oom_kills:
+            self.trouble = OOM_KILLED
         self._ended.set()
 
     def _ship(self) -> None:

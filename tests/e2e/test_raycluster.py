@@ -21,8 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
-from areal_sky.core.model import Bundle, NodeShape, TaskSpec
+from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
+from areal_sky.core.taskmodel import TaskSpec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

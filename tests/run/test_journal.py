@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_sky.core.model import Bundle, TaskSpec, TaskState
+from areal_sky.core.model import Bundle
 from areal_sky.core.taskevents import (
     Draining,
     Ended,
@@ -25,6 +25,7 @@ from areal_sky.core.taskevents import (
     Submitted,
     TaskEvent,
 )
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.errors import StateError
 from areal_sky.run.journal import Journal
 

@@ -16,8 +16,9 @@ import uvicorn
 from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
-from areal_sky.core.model import Bundle, NodeShape, TaskSpec
+from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused, StateError, Unauthorized, Unreachable
 from areal_sky.run.journal import Journal
 from areal_sky.run.tasks import TaskService

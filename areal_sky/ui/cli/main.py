@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("areal_sky.ui.cli.cluster:status", "Show clusters, groups and replicas."),
     "scale": ("areal_sky.ui.cli.cluster:scale", "Grow or shrink a group: GROUP=N, GROUP=+N, GROUP=-N."),
     "down": ("areal_sky.ui.cli.cluster:down", "Drain and end a cluster; check that nothing is left."),
-    "submit": ("areal_sky.ui.cli.tasks:submit", "Queue a task."),
+    "submit": ("areal_sky.ui.cli.submit:submit", "Queue a task."),
     "queue": ("areal_sky.ui.cli.tasks:queue", "Show waiting and running tasks in order."),
     "cancel": ("areal_sky.ui.cli.tasks:cancel", "Cancel tasks."),
     "logs": ("areal_sky.ui.cli.tasks:logs", "Print a task's output."),

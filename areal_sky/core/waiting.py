@@ -1,0 +1,271 @@
+"""Waiting tasks, grouped by shape: what does not fit is not tried again until room that could matter appears.
+
+All tasks of one shape fit or do not fit together, so only the first of each shape is ever looked at. A shape is `open`
+while nobody knows whether it fits; after a look in vain it is closed, and from then on only nodes that got room since
+are looked at for it (`best_for`). A closed gang of several bundles is looked at once nodes have got as much room as it
+missed.
+
+Every shelf of nodes has a line: the shapes that may use it, in the order of their first tasks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+from areal_sky.core.queueing import Entry
+from areal_sky.core.room import need_of
+from areal_sky.core.roomindex import Bucket, Node, RoomIndex
+
+
+class Item:
+    """A task that waits or runs. `key`: its place in the order, asked for again at `until_s`."""
+
+    __slots__ = ("entry", "key", "served_s", "shape", "until_s")
+
+    def __init__(self, entry: Entry, served_s: float = 0.0):
+        self.entry = entry
+        self.served_s = served_s
+        self.key = 0.0
+        self.until_s = 0.0
+        self.shape: Shape | None = None  # None: it does not wait
+
+
+First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
+
+
+class Shape:
+    """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
+
+    __slots__ = (
+        "ask", "barred", "first", "heap", "key", "least", "lines", "longest_s", "missing", "need", "number", "open",
+        "pool", "preemptible", "size",
+    )  # fmt: skip
+
+    def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
+        self.number = number
+        self.ask = entry.ask
+        self.key = key
+        self.need = need_of(entry.ask.bundle)
+        self.least = entry.least
+        self.pool = entry.pool
+        self.preemptible = entry.preemptible
+        self.longest_s = longest_s
+        self.heap: list[First] = []
+        self.first: First | None = None
+        self.size = 0
+        self.lines: list[Line] = []
+        self.open = True
+        self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
+        self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
+
+
+class Line:
+    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
+
+    __slots__ = ("changes", "gangs", "order")
+
+    def __init__(self) -> None:
+        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
+        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
+        self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
+        self.changes = 1  # counts shapes that came
+
+
+class WaitingTasks:
+    """See the module. `index`: what is free."""
+
+    def __init__(self, index: RoomIndex):
+        self._index = index
+        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._lines: dict[tuple[str, str, bool], Line] = {}
+        self._index_version = -1
+        self._shapes_so_far = 0
+        self._open: list[tuple[float, int, Shape]] = []
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """All, each with a waiting task."""
+        return list(self._shapes.values())
+
+    def add(self, item: Item) -> None:
+        """Its key must be set."""
+        entry = item.entry
+        longest_s = None if entry.estimate_s is None else _round_up(max(0.0, entry.estimate_s - item.served_s))
+        key = (entry.ask, entry.least, entry.pool, entry.preemptible, longest_s)
+        shape = self._shapes.get(key)
+        if shape is None:
+            self._shapes_so_far += 1
+            shape = self._shapes[key] = Shape(entry, key, longest_s, self._shapes_so_far)
+            self._stand(shape)
+        item.shape = shape
+        shape.size += 1
+        heappush(shape.heap, (item.key, entry.number, item))
+        if shape.heap[0][2] is item:
+            self._sort_in(shape)
+
+    def remove(self, item: Item) -> None:
+        """It waits no longer."""
+        shape = item.shape
+        if shape is None:
+            return
+        item.shape = None
+        shape.size -= 1
+        if not shape.size:
+            shape.heap.clear()
+            self._sort_in(shape)
+            del self._shapes[shape.key]
+            for line in shape.lines:
+                _leave_gangs(line, shape)
+        elif shape.first is not None and shape.first[2] is item:
+            self._sort_in(shape)
+        elif len(shape.heap) > 2 * shape.size + 64:
+            shape.heap = [x for x in shape.heap if x[2].shape is shape and x[2].key == x[0]]
+            heapify(shape.heap)
+
+    def reorder(self, item: Item, key: float) -> None:
+        """A waiting task's place in the order has changed."""
+        shape = item.shape
+        item.key = key
+        if shape is not None:
+            heappush(shape.heap, (key, item.entry.number, item))
+            self._sort_in(shape)
+
+    # ---------------------------------------------------------------- which shape next
+
+    def open_shape(self, shape: Shape) -> None:
+        """It has to be looked at again."""
+        shape.open = True
+        if shape.first is not None:
+            heappush(self._open, (shape.first[0], shape.first[1], shape))
+
+    def close_shape(self, shape: Shape, missing: dict[str, int]) -> None:
+        """It does not fit: so many bundles too few in each node group."""
+        shape.open = False
+        shape.missing = missing
+
+    def next_open(self) -> First | None:
+        """The first task of all open shapes."""
+        heap = self._open
+        while heap:
+            _, number, shape = heap[0]
+            first = shape.first
+            if shape.open and not shape.barred and first is not None and first[1] == number:
+                return first
+            heappop(heap)
+        return None
+
+    def best_for(self, node: Node, before: Bucket | None, may_use: Callable[[Shape, str], bool]) -> First | None:
+        """The first of all tasks that may fit now that the node has other room than `before`.
+
+        A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
+        this one now takes as many bundles more as the gang missed.
+        """
+        bucket = node.bucket
+        if bucket is None:
+            return None
+        line = self._line(node)
+        if bucket.known == line.changes:
+            return None
+        whole, cpus, memory = bucket.whole, bucket.cpus, bucket.memory
+        top = bucket.devices[0] if bucket.devices else 0
+        group = node.shelf.group
+        useless = True
+        for _, _, its_whole, its_part, its_cpus, its_memory, shape in line.order:
+            if its_whole > whole or its_cpus > cpus or its_memory > memory or its_part > top:
+                continue
+            useless = False
+            ask = shape.ask
+            if shape.barred or (ask.market is not None and ask.market != bucket.market):
+                continue
+            if ask.count > 1 and not shape.open:
+                missing = shape.missing.get(group, shape.least)
+                if its_whole and whole // its_whole < missing:
+                    continue
+                if bucket.capacity(shape.need) - (before.capacity(shape.need) if before else 0) < missing:
+                    continue
+            if bucket.guard and not may_use(shape, bucket.guard):
+                continue
+            if ask.nodes and node.node_id not in ask.nodes and node.order[0] not in ask.nodes:
+                continue
+            return shape.first
+        if useless:
+            bucket.known = line.changes
+        return None
+
+    def settle(self, node: Node, before: Bucket | None) -> None:
+        """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
+        bucket = node.bucket
+        if bucket is None or bucket is before:
+            return
+        group = node.shelf.group
+        most = max(bucket.whole, before.whole if before else 0)
+        for whole, _, shape in self._line(node).gangs:
+            if whole > most:
+                return
+            if shape.open:
+                continue
+            gain = bucket.capacity(shape.need) - (before.capacity(shape.need) if before else 0)
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - gain
+            if missing <= 0:
+                self.open_shape(shape)
+
+    # ---------------------------------------------------------------- how
+
+    def _line(self, node: Node) -> Line:
+        if self._index.version != self._index_version:
+            self._index_version = self._index.version
+            self._lines = {}
+            for shape in self._shapes.values():
+                self._stand(shape)
+                shape.first, first = None, shape.first
+                assert first is not None
+                self._sort_in(shape)
+        line = self._lines.get(node.shelf.key)
+        if line is None:
+            line = self._lines[node.shelf.key] = Line()
+        return line
+
+    def _stand(self, shape: Shape) -> None:
+        """Into the lines of the shelves that it may use."""
+        shape.lines = []
+        for _, shelf in self._index.eligible(shape.ask):
+            line = self._lines.get(shelf.key)
+            if line is None:
+                line = self._lines[shelf.key] = Line()
+            line.changes += 1
+            shape.lines.append(line)
+            if shape.ask.count > 1:
+                insort(line.gangs, (shape.need.whole, shape.number, shape))
+
+    def _sort_in(self, shape: Shape) -> None:
+        """After its first task may have changed."""
+        heap = shape.heap
+        while heap and (heap[0][2].shape is not shape or heap[0][2].key != heap[0][0]):
+            heappop(heap)
+        old, first = shape.first, heap[0] if heap else None
+        if old is first:
+            return
+        shape.first = first
+        need = shape.need
+        for line in shape.lines:
+            if old is not None:
+                del line.order[bisect_left(line.order, old[:2])]
+            if first is not None:
+                insort(line.order, (first[0], first[1], need.whole, need.part, need.cpus, need.memory, shape))
+        if first is not None and shape.open:
+            heappush(self._open, (first[0], first[1], shape))
+
+
+def _leave_gangs(line: Line, shape: Shape) -> None:
+    if shape.ask.count > 1:
+        del line.gangs[bisect_left(line.gangs, (shape.need.whole, shape.number))]
+
+
+def _round_up(estimate_s: float) -> float:
+    """To a power of four minutes: tasks of about the same length share a shape."""
+    limit_s = 60.0
+    while limit_s < estimate_s:
+        limit_s *= 4.0
+    return limit_s

@@ -1,0 +1,86 @@
+"""What becomes of specs that are submitted: known ones are found again, new ones checked, arrays taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from areal_sky.core.dependencies import expanded, looked_up
+from areal_sky.core.model import HEAD_GROUP
+from areal_sky.core.nodeenv import HeadEnv
+from areal_sky.core.permitted import could_ever_fit
+from areal_sky.core.placement import Ask, NodeRoom, Placement, fit
+from areal_sky.core.taskevents import Submitted, TaskEvent, Warned
+from areal_sky.core.taskmodel import TaskSpec
+from areal_sky.core.taskverdict import too_late
+from areal_sky.errors import AlreadyExists, InvalidInput, Refused
+from areal_sky.run.taskbook import TaskBook
+
+# What two submits with one key must agree in. Deadlines are counted from now, and pickles of one function differ.
+SAME = ("kind", "command", "bundles", "bundle", "array")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """`events` are to be recorded together. `tasks`: per spec its (first) task and how many copies it has."""
+
+    events: list[TaskEvent]
+    tasks: list[tuple[str, int]]
+    warnings: list[str]
+
+
+def submitted(
+    specs: Sequence[TaskSpec], tasks: TaskBook, rooms: Sequence[NodeRoom], env: HeadEnv, now_s: float
+) -> Submission:
+    """The facts of one submit. `rooms` are the live nodes as if empty.
+
+    Raises InvalidInput, Refused, AlreadyExists (see TaskService.submit_many).
+    """
+    known = [_known(spec, tasks) for spec in specs]
+    fresh = [spec for spec, task in zip(specs, known, strict=True) if task is None]
+    events: list[TaskEvent] = []
+    warnings: list[str] = []
+    made: list[tuple[str, int]] = []
+    number = tasks.last_number
+    never: dict[Ask, str | None] = {}
+    for spec in looked_up(fresh, number + 1, tasks.numbers):
+        _check(spec, rooms, env, never)
+        late = too_late(spec, now_s)
+        if late and spec.if_late == "refuse":
+            raise Refused(f"{late}, and it asks to be refused then (if_late)")
+        if late:
+            warnings.append(f"{spec.name}: {late}" if len(fresh) > 1 and spec.name else late)
+        made.append((f"t{number + 1}", spec.array or 1))
+        for copy in expanded([spec]):
+            number += 1
+            events.append(TaskEvent(now_s, f"t{number}", Submitted(number, copy)))
+            if late:
+                events.append(TaskEvent(now_s, f"t{number}", Warned(late)))
+    new = iter(made)
+    return Submission(events, [next(new) if task is None else task for task in known], warnings)
+
+
+def _known(spec: TaskSpec, tasks: TaskBook) -> tuple[str, int] | None:
+    """(first task, copies) of an earlier submit with the same key."""
+    old = tasks.by_key(spec.submit_key) if spec.submit_key is not None else None
+    if old is None:
+        return None
+    if any(getattr(old.spec, f) != getattr(spec, f) for f in SAME):
+        raise AlreadyExists(f"submit_key {spec.submit_key!r} is {old.task_id}'s, which was asked to do other work")
+    return old.task_id, old.spec.array or 1
+
+
+def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[Ask, str | None]) -> None:
+    """`never` keeps what was found out about an ask: in a large submit most are alike."""
+    if spec.array_index is not None:
+        raise InvalidInput("array_index: is set for every copy of an array; ask for `array`")
+    groups = [g.name for g in env.groups]
+    if groups and spec.group is not None and spec.group not in (*groups, HEAD_GROUP):
+        raise InvalidInput(f"group: there is no group {spec.group!r} (known: {', '.join(groups)})")
+    ask = Ask(spec.bundle, spec.fewest_bundles, spec.group, spec.accelerators)
+    if ask not in never:
+        fits = isinstance(fit(ask, rooms), Placement)
+        never[ask] = None if fits else could_ever_fit(ask, env.groups, env.shape)
+    why = never[ask]
+    if why is not None:
+        raise Refused(why)
