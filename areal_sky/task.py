@@ -66,6 +66,7 @@ class Task:
     Order: `after` are ids or names of tasks that must have succeeded. `array`: so many copies, each with its
     AREAL_SKY_ARRAY_INDEX from 0. `min_bundles`: it may run with fewer bundles. `preemptible`: whether others may take
     its place (None: rollout, eval and reward yes, train and driver no). `estimate`: how long one run will take.
+    `backends`: of kind driver, what the program takes in placement groups of its own (`sglang:d4t2+fsdp:d8`).
     """
 
     entrypoint: Entrypoint
@@ -95,6 +96,7 @@ class Task:
     total_timeout: str | float | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     array: int | None = None
+    backends: str | None = None
 
     def spec(self) -> TaskSpec:
         """Checked, as it goes to the head. Raises InvalidInput that lists every mistake."""
@@ -114,6 +116,7 @@ class Task:
             preemptible=self.preemptible, estimate_s=_seconds(self.estimate), if_late=self.if_late,  # type: ignore[arg-type]
             after=after, backoff_s=_seconds(self.backoff) or 0.0, timeout_s=_seconds(self.timeout),
             total_timeout_s=_seconds(self.total_timeout), labels=dict(self.labels), array=self.array,
+            backends=self.backends,
         )  # fmt: skip
         return task_spec_from_json(task_spec_to_json(spec))
 

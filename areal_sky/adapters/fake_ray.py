@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
 from areal_sky.core.model import Bundle, NodeShape
+from areal_sky.core.tenancy import Foreign, ForeignUse
 from areal_sky.errors import NotFound, Unreachable
 
 
@@ -39,6 +40,7 @@ class FakeRayCluster:
         self.slow_reserve = slow_reserve  # placement groups stay pending until `reserve_all`
         self.slow_start = slow_start  # runners say nothing of their start while this holds
         self.slow_exit = slow_exit  # killed ranks end only by `finish`
+        self.others: list[ForeignUse] = []  # what others than the service hold
         self.unreachable = ""
         self.crash_after: int | None = None
 
@@ -88,7 +90,7 @@ class FakeRayCluster:
             for g in self.all_gangs.values()
             for n in g.node_ids
             if n == node_id and g.phase is GangPhase.READY
-        ]
+        ] + [u.bundle for u in self.others if u.node_id == node_id]
         return (
             shape.gpus - sum(b.gpus for b in held),
             shape.cpus - sum(b.cpus for b in held),
@@ -112,6 +114,10 @@ class FakeRayConnection:
             gpus, cpus, gib = self._cluster._free(node.node_id)
             found.append(replace(node, available_gpus=gpus, available_cpus=cpus, available_memory_gib=gib))
         return tuple(found)
+
+    def foreign(self) -> Foreign:
+        owners = {u.owner for u in self._cluster.others}
+        return Foreign(tuple(self._cluster.others), frozenset(o for o in owners if o), None in owners)
 
     def gangs(self) -> tuple[str, ...]:
         self._step()

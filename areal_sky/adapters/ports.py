@@ -12,6 +12,7 @@ from typing import Protocol
 
 from areal_sky.core.model import Bundle, GroupPlan, Machine, NodeShape
 from areal_sky.core.telemetry import GpuSample
+from areal_sky.core.tenancy import Foreign
 from areal_sky.core.view import HeadView
 
 
@@ -116,6 +117,10 @@ class RayCluster(Protocol):
     """Our Ray cluster, as the scheduler needs it. Gangs and runners outlive the process that made them."""
 
     def nodes(self) -> tuple[RayNode, ...]: ...
+
+    def foreign(self) -> Foreign:
+        """What placement groups and actors hold that are not ours, and whose they are."""
+        ...
 
     def gangs(self) -> tuple[str, ...]:
         """Names of all gangs that hold a placement group in Ray, whoever made them."""

@@ -13,8 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from areal_sky.adapters import raytenants
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
 from areal_sky.core.model import Bundle, NodeShape
+from areal_sky.core.tenancy import Foreign
 from areal_sky.errors import ArealSkyError, Unreachable
 
 NAMESPACE = "areal_sky"
@@ -97,6 +99,11 @@ class RayClusterAdapter:
             )
         return tuple(found)
 
+    def foreign(self) -> Foreign:
+        with self._translated("look at what others hold"):
+            own_job = self._ray.get_runtime_context().get_job_id()
+            return raytenants.foreign(self._state()._connect_and_get_accessor(), own_job, _pg_name(""))
+
     def gangs(self) -> tuple[str, ...]:
         from ray.util import placement_group_table
 
@@ -147,6 +154,7 @@ class RayClusterAdapter:
                 if (gang_id, r.rank) in started:
                     continue
                 r.envs.setdefault("RAY_ADDRESS", self._address)
+                r.envs.update(raytenants.job_environment(gang_id))
                 self._actors[gang_id, r.rank] = self._actor_class.options(
                     name=f"{gang_id}/{r.rank}",
                     namespace=NAMESPACE,

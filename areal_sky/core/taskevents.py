@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -48,10 +48,13 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Recorded before Ray is asked for the placement group."""
+    """Recorded before Ray is asked for the placement group. `claim`: what is kept for a driver's own groups, one GPU
+    each.
+    """
 
     attempt: int
     places: tuple[Place, ...]
+    claim: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +181,7 @@ class TaskEvent:
             if cls is Submitted:
                 raw["spec"] = task_spec_from_json(raw["spec"])
             elif cls is Placed:
-                raw["places"] = tuple(
-                    Place(
-                        p["node_id"],
-                        p["replica"],
-                        p["index"],
-                        tuple((int(i), float(x)) for i, x in p["devices"]),
-                        float(p.get("node_gpus", 0.0)),
-                        float(p.get("node_cpus", 0.0)),
-                    )
-                    for p in raw["places"]
-                )
+                raw["places"], raw["claim"] = _places(raw["places"]), _places(raw.get("claim", ()))
             elif cls is Requeued:
                 bundle = raw.get("bundle")
                 raw["bundle"] = None if bundle is None else Bundle(**bundle)
@@ -202,6 +195,16 @@ class TaskEvent:
             raise StateError(f"the task journal holds a {kind!r} row of {task_id!r} that cannot be read: {e}") from None
 
 
+def _places(raw: Iterable[dict[str, Any]]) -> tuple[Place, ...]:
+    return tuple(
+        Place(
+            p["node_id"], p["replica"], p["index"], tuple((int(i), float(x)) for i, x in p["devices"]),
+            float(p.get("node_gpus", 0.0)), float(p.get("node_cpus", 0.0)),
+        )
+        for p in raw
+    )  # fmt: skip
+
+
 def tell(event: TaskEvent) -> str:
     """One line of `areal-sky why TASK`."""
     match event.fact:
@@ -209,6 +212,9 @@ def tell(event: TaskEvent) -> str:
             return f"submitted as number {number}, priority {spec.priority:g}" + (
                 f", model {spec.model}" if spec.model else ""
             )
+        case Placed(attempt=attempt, places=places, claim=claim) if claim:
+            kept = f"{len(claim)} GPU{'s' if len(claim) > 1 else ''} for what it makes itself"
+            return f"attempt {attempt}: placed on {where(places)}, with {kept}: {where(claim)}"
         case Placed(attempt=attempt, places=places):
             return f"attempt {attempt}: placed on {where(places)}"
         case Starting():

@@ -69,6 +69,7 @@ class TaskRecord:
     attempt: int = 0
     retries: int = 0
     places: tuple[Place, ...] = ()
+    claim: tuple[Place, ...] = ()  # kept for what a driver makes itself, one GPU each
     starting: bool = False
     first_started_s: float | None = None
     started_s: float | None = None
@@ -135,7 +136,7 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
         case Placed() if record.state is TaskState.QUEUED:
             return replace(
                 record, state=TaskState.PLACED, since_s=t_s, reason="", attempt=fact.attempt, places=fact.places,
-                placed_s=t_s, **_CLEAN,
+                claim=fact.claim, placed_s=t_s, **_CLEAN,
             )  # fmt: skip
         case Starting() if record.state is TaskState.PLACED:
             return replace(record, starting=True)
@@ -156,7 +157,7 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
             return replace(record, phase=fact.name, phase_low=fact.low)
         case Requeued() if record.holds:
             return replace(
-                record, state=TaskState.QUEUED, since_s=t_s, reason=fact.reason, places=(),
+                record, state=TaskState.QUEUED, since_s=t_s, reason=fact.reason, places=(), claim=(),
                 retries=record.retries + fact.counted, not_before_s=fact.not_before_s,
                 larger_bundle=fact.bundle or record.larger_bundle,
                 larger_accelerators=fact.accelerators or record.larger_accelerators,

@@ -44,6 +44,9 @@ class TaskSpec:
     Failures: up to `max_retries` runs more, the n-th `backoff_s` x 2^(n-1) after the failure. `timeout_s` bounds one
     run, `total_timeout_s` the time from the first start to the end, waiting between runs included.
 
+    Drivers: `backends` (AReaL's allocation mode, `sglang:d4t2+fsdp:d8`) says what the program will take by itself, in
+    placement groups of its own. It is admitted once all of that fits; `bundle` is for the program alone.
+
     Arrays: `array` copies are made of it when it comes in (None: it is a single task); each then has its
     `array_index` from 0. `labels` are for finding tasks again. Two submits with one `submit_key` are one.
     """
@@ -74,6 +77,7 @@ class TaskSpec:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     array: int | None = None
     array_index: int | None = None
+    backends: str | None = None
 
     def demand(self) -> tuple[Bundle, ...]:
         return (self.bundle,) * self.bundles

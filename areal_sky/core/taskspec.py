@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from areal_sky.core.model import Bundle
 from areal_sky.core.taskmodel import BACKOFF_S, TaskSpec
+from areal_sky.core.tenancy import driver_need
 from areal_sky.errors import InvalidInput
 from areal_sky.spec.tasks import DAY_S, IF_LATE, KINDS, MAX_ARRAY, MAX_BUNDLES, MAX_RETRIES, YEAR_S
 
@@ -127,10 +128,28 @@ def task_spec_from_json(raw: object) -> TaskSpec:
         labels=_labels(values, wrong),
         array=_optional_whole(values, "array", 1, MAX_ARRAY, wrong),
         array_index=_optional_whole(values, "array_index", 0, MAX_ARRAY - 1, wrong),
+        backends=_optional_text(values, "backends", wrong),
     )
+    wrong += wrong_backends(spec)
     if wrong:
         raise InvalidInput("\n".join(wrong))
     return spec
+
+
+def wrong_backends(spec: TaskSpec) -> list[str]:
+    """What is wrong with a driver's `backends`."""
+    if spec.backends is None:
+        return []
+    wrong: list[str] = []
+    if spec.kind != "driver":
+        wrong.append(f"backends: only a task of kind driver makes placement groups of its own, not {spec.kind}")
+    if spec.bundles != 1 or spec.bundle.gpus or spec.min_bundles is not None:
+        wrong.append("backends: they say which GPUs the run takes; the driver itself is one bundle without GPUs")
+    try:
+        driver_need(spec.backends)
+    except InvalidInput as e:
+        wrong.append(f"backends: {e}")
+    return wrong
 
 
 def _unknown(values: Mapping[str, Any], known: set[str], what: str, wrong: list[str]) -> None:

@@ -33,7 +33,7 @@ def view(record: TaskRecord, *, weight: float, score: float | None, reason: str,
         "waiting_s": max(0.0, waited_to_s - record.submitted_s),
         "running_s": None if record.started_s is None else max(0.0, until_s - record.started_s),
         "places": [{"node_id": p.node_id, "replica": p.replica, "index": p.index} for p in record.places],
-        "where": where(record.places),
+        "where": where(record.places), "backends": spec.backends, "claim": where(record.claim),
         "exit_codes": {str(e.rank): e.code for e in sorted(record.exits, key=lambda e: e.rank)},
         "metrics": dict(metrics),
     }  # fmt: skip

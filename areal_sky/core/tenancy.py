@@ -12,7 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from areal_sky.core.model import Bundle
+from areal_sky.core.gangs import Ask, DeviceShare, NoFit, Placement
+from areal_sky.core.model import HEAD_GROUP, Bundle
+from areal_sky.core.placement import accelerator_matches
+from areal_sky.core.room import NodeRoom, bundles_on, take
 from areal_sky.errors import InvalidInput
 from areal_sky.spec.backends import ENGINES, TRAIN_ENGINES, Backend, components, parse_backend, world_size
 
@@ -149,16 +152,34 @@ def driver_need(
     return need
 
 
-def trimmed(claim: Sequence[tuple[str, Bundle]], gpus: float) -> dict[str, Bundle]:
-    """A claim of like bundles by node, cut to `gpus`: what `DriverNeed.uniform` asked for too much goes back."""
-    left = gpus
-    kept: dict[str, list[Bundle]] = {}
-    for node_id, b in claim:
-        part = 1.0 if b.gpus <= 0 else max(0.0, min(1.0, left / b.gpus))
-        left -= b.gpus
-        if part > EPS:
-            kept.setdefault(node_id, []).append(Bundle(b.gpus * part, b.cpus * part, b.memory_gib * part))
-    return {n: total(bs) for n, bs in kept.items()}
+def fit_driver(
+    need: DriverNeed, rooms: Iterable[NodeRoom], group: str | None = None, accelerators: tuple[str, ...] = ()
+) -> Placement | NoFit:
+    """Where all of it fits now, one GPU a bundle; not bound to one node group, since Ray does not bind the run either.
+
+    Largest bundles first, each shape on the nodes that take most of it, so that it lies on few.
+    """
+    ask = Ask(NOTHING, 1, group, accelerators)
+    left = {
+        r.node_id: r
+        for r in rooms
+        if (r.group != HEAD_GROUP if group is None else r.group == group) and accelerator_matches(ask, r.accelerator)
+    }
+    nodes: list[str] = []
+    devices: list[tuple[DeviceShare, ...]] = []
+    for bundle, count in need.shapes:
+        each = {n: bundles_on(r, bundle, count) for n, r in left.items()}
+        for n in sorted(each, key=lambda n: (-each[n], left[n].group, left[n].name, n)):
+            for _ in range(min(each[n], count)):
+                taken = take(left[n], bundle)
+                assert taken is not None
+                left[n], shares = taken
+                nodes += [n] * len(shares)
+                devices += [(share,) for share in shares]
+                count -= 1
+        if count:
+            return NoFit((f"of its {need.gpus} GPUs {len(nodes)} can be had now, in the sizes that it takes",))
+    return Placement(tuple(nodes), tuple(devices))
 
 
 # ---------------------------------------------------------------- how

@@ -66,6 +66,13 @@ def holds(record: TaskRecord, until_s: float | None) -> tuple[Hold, ...]:
             record.task_id, record.attempt, spec.name, spec.kind, p.replica, p.index, bundle.gpus, bundle.cpus,
             p.node_gpus, p.node_cpus, record.placed_s, until_s,
         )  # fmt: skip
+    for p in record.claim:
+        node, gpus = (p.replica, p.index), sum(share for _, share in p.devices)
+        known = by_node.get(node)
+        by_node[node] = Hold(
+            record.task_id, record.attempt, spec.name, spec.kind, p.replica, p.index, gpus, 0.0, p.node_gpus,
+            p.node_cpus, record.placed_s, until_s,
+        ) if known is None else replace(known, gpus=known.gpus + gpus)  # fmt: skip
     return tuple(by_node.values())
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from areal_sky.errors import InvalidInput
+from areal_sky.spec.backends import world_size
 from areal_sky.spec.fields import Fields, is_null, moment_s, show
 from areal_sky.spec.marks import ListNode, MapNode, Node, Notes, ScalarNode, parse
 from areal_sky.spec.skypilot_keys import TASK_KEYS, TASK_KEYS_READ
@@ -28,7 +29,7 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = frozenset({
     "run", "name", "kind", "model", "model_type", "bundles", "min_bundles", "gpus", "cpus", "memory", "priority",
     "deadline", "if_late", "estimate", "group", "accelerators", "envs", "workdir", "max_retries", "backoff", "timeout",
-    "total_timeout", "after", "array", "labels", "preemptible", "submit_key",
+    "total_timeout", "after", "array", "labels", "preemptible", "submit_key", "backends",
 })  # fmt: skip
 _MEANT = {
     "command": "run", "entrypoint": "run", "gpu": "gpus", "cpu": "cpus", "mem": "memory", "ram": "memory",
@@ -36,6 +37,7 @@ _MEANT = {
     "needs": "after", "replicas": "bundles", "ranks": "bundles", "world_size": "bundles", "tags": "labels",
     "accelerator": "accelerators", "type": "kind", "runtime": "estimate", "time_limit": "timeout", "key": "submit_key",
     "max_runtime": "timeout", "copies": "array", "count": "array", "backoff_s": "backoff", "timeout_s": "timeout",
+    "allocation_mode": "backends", "backend": "backends",
 }  # fmt: skip
 
 
@@ -112,6 +114,7 @@ def _task(f: Fields, now_s: float) -> TaskFields:
         "labels": _texts(f, "labels", re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,62}"), "is no label's name"),
         "preemptible": f.boolean("preemptible"),
         "submit_key": f.text("submit_key", "a text that names this submit"),
+        "backends": _backends(f),
     }  # fmt: skip
     if "workdir" not in machines:
         values["workdir"] = f.text("workdir", "a directory on the node")
@@ -122,6 +125,16 @@ def _task(f: Fields, now_s: float) -> TaskFields:
         f.wrong(f.map.entries["cpus"], f"{f.path('cpus')} is `0` without `gpus`, expected to ask for something")
     f.finish()
     return TaskFields({k: v for k, v in values.items() if v is not None}, tuple(machines))
+
+
+def _backends(f: Fields) -> str | None:
+    text = f.text("backends", "the backends of an AReaL run, such as sglang:d4t2+fsdp:d8")
+    try:
+        if text is not None:
+            world_size(text)
+    except InvalidInput as e:
+        f.wrong(f.map.entries["backends"], f"{f.path('backends')}: {e}")
+    return text
 
 
 def _run(f: Fields) -> str | None:

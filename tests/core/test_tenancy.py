@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_sky.core.gangs import NoFit, Placement
 from areal_sky.core.model import Bundle
-from areal_sky.core.tenancy import NOTHING, Foreign, ForeignUse, driver_need, settle, total, trimmed
+from areal_sky.core.room import NodeRoom
+from areal_sky.core.tenancy import NOTHING, Foreign, ForeignUse, driver_need, fit_driver, settle, total
 from areal_sky.errors import InvalidInput
 
 
@@ -108,8 +110,25 @@ def test_a_driver_needs_the_sum_of_its_backends(
     assert need.gpus == gpus and [(b.gpus, n) for b, n in need.shapes] == shapes
     bundle, count = need.uniform
     assert gpus <= bundle.gpus * count < gpus + bundle.gpus
-    claim = trimmed([("n", bundle)] * count, gpus)
-    assert claim["n"].gpus == pytest.approx(gpus)
+
+
+def room(name: str, group: str, gpus: int, free: int | None = None) -> NodeRoom:
+    devices = tuple(float(i < (gpus if free is None else free)) for i in range(gpus))
+    return NodeRoom(name, group, devices, 64, 256, "H100", True, name)
+
+
+def test_a_driver_may_lie_on_several_groups_and_its_large_bundles_stay_whole() -> None:
+    need = driver_need("sglang:d2t4+fsdp:d8")
+    found = fit_driver(need, [room("a", "train", 8), room("b", "roll", 8, 7), room("c", "roll", 8, 2)])
+    assert isinstance(found, Placement) and len(found.node_ids) == 16
+    assert all(len(shares) == 1 and shares[0][1] == 1.0 for shares in found.devices)
+    assert len(set(zip(found.node_ids, found.devices, strict=True))) == 16  # no device twice
+    rooms = [room("a", "train", 8, 3), room("b", "roll", 8, 3), room("c", "roll", 8, 6), room("d", "x", 8, 3)]
+    none = fit_driver(need, rooms)
+    assert isinstance(none, NoFit) and "of its 16 GPUs" in str(none)
+    assert isinstance(fit_driver(need, [room("a", "head", 16)]), NoFit)  # the head keeps the cluster
+    assert isinstance(fit_driver(need, [room("a", "g", 16)], "other"), NoFit)
+    assert isinstance(fit_driver(need, [room("a", "g", 16)], None, ("A100",)), NoFit)
 
 
 def test_cpus_and_memory_come_with_the_gpus() -> None:

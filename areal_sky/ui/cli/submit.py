@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--preemptible/--no-preemptible", default=None, help="Others may take its place.  [default: by kind]")
 @click.option("--group", metavar="G", help="Run only on nodes of this group.")
 @click.option("--accelerator", "accelerators", multiple=True, metavar="NAME", help="Only on these; repeatable.")
+@click.option("--backends", metavar="B", help="Of a driver: what it takes by itself, such as sglang:d4t2+fsdp:d8.")
 @click.option("--name", metavar="N", help="A name to show, and for others to come after.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="To find it again (`queue --label`); repeatable.")
 @click.option("--env", "envs", multiple=True, metavar="K=V", help="An environment variable; repeatable.")
