@@ -89,10 +89,10 @@ class Leases:
         new = site.room is None
         site.room, site.foreign = room, foreign
         node = self._index.nodes.get(room.node_id)
-        before = None if new or node is None else node.bucket
+        # What has changed since it was looked at last counts, too, so an earlier `before` stays.
+        before = None if node is None else self.dirty.pop(node, node.bucket)
+        before = None if new else before
         guard = node.guard if node is not None else ""
-        if node is not None:
-            self.dirty.pop(node, None)
         node = self._index.put(room)
         self._index.set_guard(node, guard)
         self._recount(room.node_id)
