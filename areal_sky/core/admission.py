@@ -1,101 +1,134 @@
 """The queue, the nodes and the leases of one cluster, and what to do next.
 
 One mutable, deterministic object without I/O and clock, used unchanged by the head, by trace replays and by the speed
-benchmark. Tell it what happens (`submit`, `set_node`, `ended`, ...), then ask `decide`. What it decides is taken as
-done: the capacity of a `Place` is held from then on.
+benchmark. Tell it what happens, then ask `decide`:
 
-`decide` never looks at waiting tasks that cannot be placed (core/waiting.py), nor at nodes on which nothing changed
-(core/leases.py).
+    submit -> Place -> ended                         a task's life
+    Place -> Preempt -> requeue -> Place             a victim: tell `requeue` once it has ended
+    Place -> Shrink -> shrunk                        an elastic gang gives ranks to another task
+    lend -> take_back -> (Preempt ...) -> Restore    a task in a low phase
+
+What it decides is taken as done: the capacity of a `Place` is held from then on, that of victims is kept for whom they
+are ended. `decide` never looks at waiting tasks that cannot be placed (core/waiting.py), nor at nodes on which nothing
+changed (core/leases.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 
+from areal_sky.core.backfill import Backfill, Reservation
+from areal_sky.core.decisions import Decision, Place, Preempt, Restore, Shrink
 from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import NOTHING, Hold, Leases
+from areal_sky.core.loans import GUARD, Loans
 from areal_sky.core.model import Bundle
-from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on, reasons
+from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
+from areal_sky.core.pools import Pool, Pools
+from areal_sky.core.preemption import Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
+from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, need_of
 from areal_sky.core.roomindex import Node, RoomIndex
 from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
-__all__ = ["Admission", "Decision", "Entry", "OrderPolicy", "Place", "Placement", "WeightedOrder"]
+__all__ = [
+    "Admission", "Decision", "Entry", "OrderPolicy", "Place", "Placement", "Pool", "Preempt", "Restore", "Shrink",
+    "WeightedOrder",
+]  # fmt: skip
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Start the task there. An elastic gang may get fewer bundles than it asked for."""
-
-    task_id: str
-    placement: Placement
-
-
-Decision = Place
+PATIENCE_S = 300.0
 
 
 class Admission:
     """See the module. Times are Unix seconds, all given by the caller; a clock that goes back breaks nothing."""
 
-    def __init__(self, order: OrderPolicy | None = None):
+    def __init__(self, order: OrderPolicy | None = None, pools: Iterable[Pool] = (), patience_s: float = PATIENCE_S):
+        """`patience_s`: how long the first in line waits before nodes are kept free for it though nobody knows when
+        what runs there will end. Raises InvalidInput for pools that contradict themselves.
+        """
         self.order: OrderPolicy = order or WeightedOrder()
         self._index = RoomIndex()
         self._leases = Leases(self._index)
         self._waiting = WaitingTasks(self._index)
+        self._pools = Pools(pools)
+        self._quotas = Quotas(self._pools, self._leases, self._waiting)
+        self._loans = Loans(self._index, self._leases)
+        self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
+        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._pools)
         self._items: dict[str, Item] = {}
         self._timers: list[tuple[float, int, Item]] = []
         self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
+        self._told: list[Decision] = []  # decided outside of `decide`
         self._now_s = 0.0
 
     # ---------------------------------------------------------------- what happens to tasks
 
     def submit(self, entry: Entry, served_s: float = 0.0) -> None:
         """It waits from now on. Raises InvalidInput that lists every mistake, or when it is known already."""
-        check_entry(entry)
-        need_of(entry.ask.bundle)
-        if entry.task_id in self._items:
-            raise InvalidInput(f"task {entry.task_id[:40]!r} is known already")
-        item = self._items[entry.task_id] = Item(entry, served_s)
+        item = self._new(entry, served_s)
         self._now_s = max(self._now_s, entry.submitted_s)
         self._enqueue(item)
 
-    def withdraw(self, task_id: str) -> None:
-        """It waits no longer. Nothing happens when it does not wait."""
-        item = self._items.get(task_id)
-        if item is not None and item.shape is not None:
-            self._waiting.remove(item)
-            del self._items[task_id]
+    def adopt(self, entry: Entry, placement: Placement, since_s: float, served_s: float = 0.0) -> None:
+        """It runs there already (a new process takes over). Raises InvalidInput when it is known already."""
+        item = self._new(entry, served_s)
+        item.key, item.until_s = self.order.key(entry, served_s, since_s)
+        self._run(Hold(item, placement, since_s), adopted=True)
+        self._quotas.use(item, len(placement.node_ids))
+
+    def progress(self, task_id: str, checkpoint_s: float) -> None:
+        """It has a checkpoint of its work up to that time. Nothing happens when it does not run."""
+        lease = self._leases.running.get(task_id)
+        if lease is not None:
+            lease.checkpoint_s = max(lease.checkpoint_s, checkpoint_s)
 
     def requeue(self, task_id: str, served_s: float, now_s: float) -> None:
         """It has stopped running and waits again, at its old place. `served_s`: seconds of service that count."""
-        lease = self._leases.release(task_id)
+        self._now_s = now_s
+        lease = self._stop(task_id)
         if lease is not None:
-            self._now_s = now_s
             lease.item.served_s = served_s
             self._enqueue(lease.item)
 
     def ended(self, task_id: str, now_s: float) -> None:
-        """It has ended and holds nothing any more. Nothing happens when it is not known."""
+        """It has ended, or shall wait no longer, and holds nothing any more. Nothing happens when it is not known."""
         item = self._items.pop(task_id, None)
         if item is None:
             return
         self._now_s = now_s
         if item.shape is not None:
             self._waiting.remove(item)
-        else:
-            self._leases.release(task_id)
+        elif self._stop(task_id) is None:
+            self._drop_claim(task_id)
 
-    def adopt(self, entry: Entry, placement: Placement, since_s: float, served_s: float = 0.0) -> None:
-        """It runs there already (a new process takes over). Raises InvalidInput when it is known already."""
-        check_entry(entry)
-        if entry.task_id in self._items:
-            raise InvalidInput(f"task {entry.task_id[:40]!r} is known already")
-        item = self._items[entry.task_id] = Item(entry, served_s)
-        self._leases.adopt(Hold(item, placement, since_s))
+    def shrunk(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
+        """These ranks of an elastic gang have ended; the others are numbered anew from 0."""
+        self._now_s = now_s
+        lease = self._leases.running.get(task_id)
+        if lease is not None:
+            before = len(lease.placement.node_ids)
+            self._preemption.forget(lease)
+            self._leases.shrink(task_id, ranks)
+            lease.ending = ""
+            self._preemption.watch(lease)
+            self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
+
+    def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
+        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput."""
+        self._now_s = now_s
+        lent = self._loans.lend(task_id, ranks, now_s)
+        self._quotas.use(lent.item, -len(lent.placement.node_ids))
+
+    def take_back(self, task_id: str, now_s: float) -> None:
+        """It needs its room again, before anybody else; `decide` says whom to end, and Restore when it has it."""
+        self._now_s = now_s
+        self._told += self._loans.take_back(task_id, now_s)
 
     # ---------------------------------------------------------------- what happens to nodes
 
@@ -105,35 +138,30 @@ class Admission:
         Raises InvalidInput for figures that are no amounts.
         """
         self._leases.set_node(room, foreign)
+        self._quotas.changed = True
 
     def drop_node(self, node_id: str) -> None:
         """The node takes no work any more (gone, draining, cordoned). What runs there runs until it is `ended`."""
         self._leases.drop_node(node_id)
+        self._quotas.changed = True
 
     # ---------------------------------------------------------------- what to do
 
     def decide(self, now_s: float) -> list[Decision]:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
+        out, self._told = self._told, []
         self._on_time(now_s)
-        out: list[Decision] = []
-        waiting = self._waiting
-        while True:
-            node = self._next_changed()
-            best = waiting.best_for(node, self._leases.dirty[node], self._may_use) if node is not None else None
-            first = waiting.next_open()
-            if first is not None and (best is None or first <= best):
-                self._look(first[2], out)
-            elif best is not None and node is not None:
-                item = best[2]
-                if item.entry.ask.count > 1:
-                    self._look(item, out)
-                else:
-                    self._start(item, [(node, 1)], out)
-            elif node is not None:
-                waiting.settle(node, self._leases.dirty.pop(node))
-            else:
-                return out
+        self._quotas.lift_bars()
+        if self._leases.claims_to_check:
+            self._serve_claims(out)
+        self._place_all(out)
+        if self._waiting.order:
+            out += self._preemption.search(now_s, self._may_use)
+            self._backfill.refresh(now_s)
+            if self._leases.dirty:
+                self._place_all(out)
+        return out
 
     # ---------------------------------------------------------------- what people ask
 
@@ -151,16 +179,21 @@ class Admission:
         """What every node that takes work has free now."""
         return [_room(node) for node in self._index.nodes.values()]
 
+    def placement(self, task_id: str) -> Placement | None:
+        """Where it runs; None when it does not."""
+        lease = self._leases.running.get(task_id)
+        return lease.placement if lease is not None else None
+
+    def reservation(self, task_id: str) -> Reservation | None:
+        """The nodes that are reserved for it, and the time when it is expected to start there."""
+        return self._backfill.reservations.get(task_id)
+
     def why(self, task_id: str) -> str:
         """Why the task waits, in words; empty when it does not."""
         item = self._items.get(task_id)
-        if item is None or item.shape is None:
+        if item is None:
             return ""
-        if item.shape.barred:
-            return item.shape.barred
-        if item.shape.open:
-            return "it has not been looked at yet"
-        return "; ".join(reasons(item.entry.ask, self.rooms()))
+        return why_it_waits(item, self._leases, self._backfill.reservations, self.rooms(), self._now_s)
 
     def place_in_queue(self, task_id: str) -> tuple[int, int]:
         """(which, of how many) among the waiting tasks, from 1; (0, n) when it does not wait."""
@@ -171,27 +204,26 @@ class Admission:
         mine = (item.key, item.entry.number)
         return 1 + sum(1 for i in waiting if (i.key, i.entry.number) < mine), len(waiting)
 
-    # ---------------------------------------------------------------- how
+    # ---------------------------------------------------------------- how: the loop
 
-    def _enqueue(self, item: Item) -> None:
-        item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-        if item.until_s < inf:
-            heappush(self._timers, (item.until_s, item.entry.number, item))
-        self._waiting.add(item)
-
-    def _on_time(self, now_s: float) -> None:
-        """Tasks whose place in the order changes about now."""
-        timers = self._timers
-        while timers and timers[0][0] <= now_s:
-            until_s, _, item = heappop(timers)
-            if item.shape is None or item.until_s != until_s:
-                continue
-            key, item.until_s = self.order.key(item.entry, item.served_s, now_s)
-            if item.until_s <= now_s:
-                item.until_s = now_s + 1e-3  # a policy that asks to be asked at once shall not stop the clock
-            if item.until_s < inf:
-                heappush(timers, (item.until_s, item.entry.number, item))
-            self._waiting.reorder(item, key)
+    def _place_all(self, out: list[Decision]) -> None:
+        waiting, dirty = self._waiting, self._leases.dirty
+        while True:
+            node = self._next_changed()
+            best = waiting.best_for(node, dirty[node], self._may_use) if node is not None else None
+            first = waiting.next_open()
+            if first is not None and (best is None or first <= best):
+                self._look(first[2], out)
+            elif best is not None and node is not None:
+                item = best[2]
+                if item.entry.ask.count > 1 or self._pools:
+                    self._look(item, out)
+                else:
+                    self._start(item, [(node, 1)], out)
+            elif node is not None:
+                waiting.settle(node, dirty.pop(node))
+            else:
+                return
 
     def _next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
@@ -213,9 +245,17 @@ class Admission:
         """Anywhere."""
         shape = item.shape
         assert shape is not None
-        found = find(self._index, shape.ask, lambda guard: self._may_use(shape, guard), shape.least)
+        ask = shape.ask
+        if self._pools:
+            count = self._quotas.allowed(shape)
+            if count < shape.least:
+                return
+            if count < ask.count:
+                ask = replace(ask, count=count)
+        found = find(self._index, ask, lambda guard: self._may_use(shape, guard), shape.least)
         if isinstance(found, dict):
             self._waiting.close_shape(shape, self._missing(shape, found))
+            self._backfill.refresh(self._now_s)
         else:
             self._start(item, found, out)
 
@@ -224,8 +264,35 @@ class Admission:
         assert shape is not None
         placement = placement_on(nodes, shape.need)
         self._waiting.remove(item)
-        self._leases.hold(Hold(item, placement, self._now_s))
+        self._run(Hold(item, placement, self._now_s))
+        if self._pools:
+            self._quotas.use(item, len(placement.node_ids))
         out.append(Place(item.entry.task_id, placement))
+
+    def _serve_claims(self, out: list[Decision]) -> None:
+        """Claims of which all is free now, or of which a node has gone."""
+        check, self._leases.claims_to_check = sorted(self._leases.claims_to_check), set()
+        for task_id in check:
+            claim = self._leases.claims.get(task_id)
+            free = self._leases.claim_is_free(claim) if claim is not None else False
+            if claim is None or free is False:
+                continue
+            if task_id in self._loans:
+                if free:
+                    restored = self._loans.restored(task_id)
+                    self._quotas.use(claim.item, len(restored.placement.node_ids))
+                    out.append(restored)
+                else:
+                    self._loans.forget(task_id)
+            elif free:
+                self._leases.unclaim(task_id)
+                claim.since_s = claim.checkpoint_s = self._now_s
+                self._run(claim)
+                out.append(Place(task_id, claim.placement))
+            else:
+                self._drop_claim(task_id)
+                self._enqueue(claim.item)
+        self._leases.claims_to_check.clear()
 
     def _missing(self, shape: Shape, fit: dict[str, int]) -> dict[str, int]:
         """Bundles per group that are too many, before the changed nodes are settled."""
@@ -238,7 +305,74 @@ class Admission:
         return missing
 
     def _may_use(self, shape: Shape, guard: str) -> bool:
-        return not guard
+        if guard == GUARD:
+            return shape.preemptible
+        return self._backfill.may_use(shape, guard, self._now_s)
+
+    # ---------------------------------------------------------------- how: books
+
+    def _new(self, entry: Entry, served_s: float) -> Item:
+        check_entry(entry)
+        need_of(entry.ask.bundle)
+        if entry.task_id in self._items:
+            raise InvalidInput(f"task {entry.task_id[:40]!r} is known already")
+        item = self._items[entry.task_id] = Item(entry, served_s)
+        return item
+
+    def _enqueue(self, item: Item) -> None:
+        item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
+        self._set_timer(item, self._now_s)
+        self._waiting.add(item)
+
+    def _run(self, lease: Hold, *, adopted: bool = False) -> None:
+        item = lease.item
+        if item.until_s < inf:  # from now on its key may change with its service
+            item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
+            self._set_timer(item, self._now_s)
+        if adopted:
+            self._leases.adopt(lease)
+        else:
+            self._leases.hold(lease)
+        self._preemption.watch(lease)
+
+    def _stop(self, task_id: str) -> Hold | None:
+        self._loans.forget(task_id)
+        lease = self._leases.release(task_id)
+        if lease is not None:
+            self._preemption.forget(lease)
+            self._quotas.use(lease.item, -len(lease.placement.node_ids))
+        return lease
+
+    def _drop_claim(self, task_id: str) -> None:
+        claim = self._leases.unclaim(task_id)
+        if claim is not None:
+            self._quotas.use(claim.item, -len(claim.placement.node_ids))
+
+    def _set_timer(self, item: Item, now_s: float) -> None:
+        if item.until_s <= now_s:
+            item.until_s = now_s + 1e-3  # a policy that asks to be asked at once shall not stop the clock
+        if item.until_s < inf:
+            heappush(self._timers, (item.until_s, item.entry.number, item))
+
+    def _on_time(self, now_s: float) -> None:
+        """Tasks whose place in the order changes about now."""
+        timers = self._timers
+        while timers and timers[0][0] <= now_s:
+            until_s, _, item = heappop(timers)
+            if item.until_s != until_s:
+                continue
+            lease = self._leases.running.get(item.entry.task_id)
+            if item.shape is None and (lease is None or lease.item is not item):
+                continue
+            served_s = item.served_s if lease is None else lease.served_s(now_s)
+            key, item.until_s = self.order.key(item.entry, served_s, now_s)
+            self._set_timer(item, now_s)
+            if lease is None:
+                self._waiting.reorder(item, key)
+            else:
+                self._preemption.forget(lease)
+                item.key = key
+                self._preemption.watch(lease)
 
 
 def _room(node: Node) -> NodeRoom:

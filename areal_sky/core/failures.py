@@ -68,6 +68,15 @@ def is_poison(failures: Sequence[Failure]) -> bool:
     return len(latest) == POISON_RUNS and len(alike) == 1 and "" not in alike and len({f.node_id for f in latest}) > 1
 
 
+def suspect(failures: Sequence[Failure]) -> str | None:
+    """The one node where the latest two failures of one kind were: the next run shall be elsewhere, to tell whether
+    it is the node or the task. None where there is nothing to tell.
+    """
+    latest = failures[-2:]
+    alike = len(latest) == 2 and latest[0] == latest[1] and latest[0].signature != ""
+    return latest[0].node_id if alike else None
+
+
 def backoff_s(first_s: float, failures: int) -> float:
     """Seconds from the n-th failure (from 1) to the next run: `first_s`, doubled with each, at most MAX_BACKOFF_S."""
     return min(MAX_BACKOFF_S, first_s * 2.0 ** min(failures - 1, 60)) if first_s > 0 else 0.0

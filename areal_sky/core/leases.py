@@ -8,7 +8,7 @@ the claim and to nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from areal_sky.core.gangs import Placement
 from areal_sky.core.model import Bundle
@@ -22,14 +22,18 @@ NOTHING = Bundle(0.0, 0.0, 0.0)
 class Hold:
     """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim."""
 
-    __slots__ = ("ending", "item", "need", "placement", "since_s")
+    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "shelves", "since_s", "standing")
 
     def __init__(self, item: Item, placement: Placement, since_s: float):
         self.item = item
         self.need: Need = need_of(item.entry.ask.bundle)
         self.placement = placement
         self.since_s = since_s
-        self.ending = ""  # for which task it has been told to end
+        self.checkpoint_s = since_s  # work up to here is safe
+        self.ending = ""  # for which task it has been told to end, or to shrink
+        # Kept by core/preemption.py, for leases that may be victims.
+        self.standing = 0.0
+        self.shelves: tuple[tuple[str, str, bool], ...] = ()
 
     @property
     def task_id(self) -> str:
@@ -38,6 +42,10 @@ class Hold:
     def served_s(self, now_s: float) -> float:
         """Seconds of service in this and earlier runs."""
         return self.item.served_s + max(0.0, now_s - self.since_s)
+
+    def lost_s(self, now_s: float) -> float:
+        """Seconds of work that ending it now would lose."""
+        return max(0.0, now_s - self.checkpoint_s)
 
     def ends_s(self, now_s: float) -> float | None:
         """When it is expected to end; None where nobody knows. What is overdue may end any time."""
@@ -76,6 +84,7 @@ class Leases:
         self.running: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
         self.dirty: dict[Node, Bucket | None] = {}
+        self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
 
     # ---------------------------------------------------------------- nodes
 
@@ -89,10 +98,10 @@ class Leases:
         new = site.room is None
         site.room, site.foreign = room, foreign
         node = self._index.nodes.get(room.node_id)
-        before = None if new or node is None else node.bucket
+        # What has changed since it was looked at last counts, too, so an earlier `before` stays.
+        before = None if node is None else self.dirty.pop(node, node.bucket)
+        before = None if new else before
         guard = node.guard if node is not None else ""
-        if node is not None:
-            self.dirty.pop(node, None)
         node = self._index.put(room)
         self._index.set_guard(node, guard)
         self._recount(room.node_id)
@@ -104,6 +113,7 @@ class Leases:
         if site is None:
             return
         site.room = None
+        self.claims_to_check.update(site.claims)
         node = self._index.nodes.get(node_id)
         if node is not None:
             self.dirty.pop(node, None)
@@ -165,14 +175,17 @@ class Leases:
             self._tidy(node_id)
         return claim
 
-    def claim_is_free(self, claim: Hold) -> bool | None:
-        """Whether all that it claims is free now; None when it can never be, since a node of it has gone."""
+    def claim_is_free(self, claim: Hold, without: Container[Hold] = ()) -> bool | None:
+        """Whether all that it claims is free; None when it can never be, since a node of it has gone.
+
+        `without`: leases that are taken for ended.
+        """
         free = True
         for node_id in dict.fromkeys(claim.placement.node_ids):
             site = self.sites[node_id]
             if site.room is None:
                 return None
-            devices, cpus, memory = _left(site, ())
+            devices, cpus, memory = left_on(site, (), without)
             bundles = claim.on(node_id)
             amount = UNIT if claim.need.whole else claim.need.part
             for chosen in bundles:
@@ -180,9 +193,9 @@ class Leases:
                     if i >= len(devices):
                         return None
                     devices[i] -= amount
-            short = min(devices, default=0) < 0 or cpus < len(bundles) * claim.need.cpus
-            if short or memory < len(bundles) * claim.need.memory:
-                free = False
+                    free = free and devices[i] >= 0
+            enough = cpus >= len(bundles) * claim.need.cpus and memory >= len(bundles) * claim.need.memory
+            free = free and enough
         return free
 
     # ---------------------------------------------------------------- how
@@ -229,11 +242,11 @@ class Leases:
         node, site = self._index.nodes.get(node_id), self.sites[node_id]
         if node is None or site.room is None:
             return
-        devices, cpus, memory = _left(site, site.claims.values())
+        devices, cpus, memory = left_on(site)
+        self.claims_to_check.update(site.claims)
         site.simple = site.foreign == NOTHING and not site.claims and min(*devices, cpus, memory, 0) == 0
         if node not in self.dirty:
             self.dirty[node] = node.bucket
-        take_foreign(devices, units(site.foreign.gpus))
         self._index.set_free(node, devices, cpus, memory)
 
     def _tidy(self, node_id: str) -> None:
@@ -242,14 +255,20 @@ class Leases:
             del self.sites[node_id]
 
 
-def _left(site: Site, claims: Iterable[Hold]) -> tuple[list[int], int, int]:
-    """(devices, cpus, memory) that leases, these claims and foreign CPUs and memory leave; may be below nothing."""
+def left_on(
+    site: Site, claims: Iterable[Hold] | None = None, without: Container[Hold] = ()
+) -> tuple[list[int], int, int]:
+    """(devices, cpus, memory) that leases, claims (None: all) and what others use leave; may be below nothing.
+
+    `without`: leases that are left out.
+    """
     room = site.room
     assert room is not None
     devices = [units(g) for g in room.gpus]
     cpus = units(room.cpus) - units(site.foreign.cpus)
     memory = units(room.memory_gib) - units(site.foreign.memory_gib)
-    for hold in (*site.leases.values(), *claims):
+    holds = [h for h in site.leases.values() if h not in without]
+    for hold in (*holds, *(site.claims.values() if claims is None else claims)):
         amount = UNIT if hold.need.whole else hold.need.part
         for chosen in hold.on(room.node_id):
             for i in chosen:
@@ -257,4 +276,5 @@ def _left(site: Site, claims: Iterable[Hold]) -> tuple[list[int], int, int]:
                     devices[i] -= amount
             cpus -= hold.need.cpus
             memory -= hold.need.memory
+    take_foreign(devices, units(site.foreign.gpus))
     return devices, cpus, memory

@@ -70,13 +70,20 @@ class OrderPolicy(Protocol):
     def key(self, entry: Entry, served_s: float, now_s: float) -> tuple[float, float]:
         """(key, valid_until_s). Lower goes first; comparable between waiting and running tasks.
 
-        `served_s`: seconds it has run so far. The key is asked for again at `valid_until_s` (inf: it never changes
-        while the task waits; for a running one, while nothing changes but its service).
+        `served_s`: seconds it has run so far. The key is asked for again at `valid_until_s` (inf: never); for a
+        running task that must be the time when more service changes it.
         """
         ...
 
+    def standing(self, entry: Entry, key: float) -> float:
+        """How well a task with that key stands against preemption: lower is stronger."""
+        ...
+
     def may_preempt(self, waiting: Entry, waiting_key: float, victim: Entry, victim_key: float, now_s: float) -> bool:
-        """Whether the waiting task is worth ending the running one for. Must not hold both ways round."""
+        """Whether the waiting task is worth ending the running one for.
+
+        Must not hold both ways round, and what may end one task may end every task of a weaker `standing`.
+        """
         ...
 
 
@@ -98,10 +105,13 @@ class WeightedOrder:
         urgency, until_s = self.urgency(entry, served_s, now_s)
         return aged - rank - urgency, until_s
 
+    def standing(self, entry: Entry, key: float) -> float:
+        """By rank and urgency alone: ageing gives a turn in the queue, no right to end others."""
+        return key - self._aged(entry)
+
     def may_preempt(self, waiting: Entry, waiting_key: float, victim: Entry, victim_key: float, now_s: float) -> bool:
-        """By rank alone (ageing gives a turn in the queue, no right to end others), and by a margin."""
-        gain = (self._aged(waiting) - waiting_key) - (self._aged(victim) - victim_key)
-        return gain >= self.margin
+        """By a margin, so that equals never push each other out in turn."""
+        return self.standing(waiting, waiting_key) + self.margin <= self.standing(victim, victim_key)
 
     def _aged(self, entry: Entry) -> float:
         return self.ageing_per_hour * entry.submitted_s / 3600.0

@@ -98,12 +98,12 @@ def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need) -> int:
     if need.whole:
         n = sum(1 for d in devices if d >= UNIT) // need.whole
     elif need.part:
-        n = sum(d // need.part for d in devices)
+        n = sum(d // need.part for d in devices if d > 0)
     if need.cpus:
         n = min(n, cpus // need.cpus)
     if need.memory:
         n = min(n, memory // need.memory)
-    return n
+    return max(0, n)
 
 
 def choose_devices(devices: Sequence[int], need: Need) -> tuple[int, ...] | None:

@@ -101,6 +101,11 @@ class Shelf:
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
 
+    @property
+    def nodes(self) -> bool:
+        """Whether it has any."""
+        return bool(self._totals)
+
     def place(self, node: Node) -> None:
         """Into the bucket of its room as it is now."""
         devices = tuple(sorted(node.devices, reverse=True))
@@ -134,6 +139,16 @@ class Shelf:
             if not row:
                 del self._rows[bucket.total]
                 del self._totals[bisect_left(self._totals, bucket.total)]
+
+    def freest(self, n: int) -> list[Node]:
+        """The `n` nodes with the most free GPUs, then CPUs."""
+        found: list[Node] = []
+        for total in reversed(self._totals):
+            for row in reversed(self._rows[total]):
+                found += row[5].first(n - len(found))
+                if len(found) >= n:
+                    return found
+        return found
 
     def live(self) -> Iterator[Bucket]:
         """Buckets that have nodes."""

@@ -82,12 +82,8 @@ class WaitingTasks:
         self._lines: dict[tuple[str, str, bool], Line] = {}
         self._index_version = -1
         self._shapes_so_far = 0
+        self.order: list[tuple[float, int, Shape]] = []  # all shapes, that of the first task first
         self._open: list[tuple[float, int, Shape]] = []
-
-    @property
-    def shapes(self) -> list[Shape]:
-        """All, each with a waiting task."""
-        return list(self._shapes.values())
 
     def add(self, item: Item) -> None:
         """Its key must be set."""
@@ -219,9 +215,7 @@ class WaitingTasks:
             self._lines = {}
             for shape in self._shapes.values():
                 self._stand(shape)
-                shape.first, first = None, shape.first
-                assert first is not None
-                self._sort_in(shape)
+                self._sort_into_lines(shape, None)
         line = self._lines.get(node.shelf.key)
         if line is None:
             line = self._lines[node.shelf.key] = Line()
@@ -248,14 +242,21 @@ class WaitingTasks:
         if old is first:
             return
         shape.first = first
-        need = shape.need
+        if old is not None:
+            del self.order[bisect_left(self.order, old[:2])]
+        if first is not None:
+            insort(self.order, (first[0], first[1], shape))
+        self._sort_into_lines(shape, old)
+        if first is not None and shape.open:
+            heappush(self._open, (first[0], first[1], shape))
+
+    def _sort_into_lines(self, shape: Shape, old: First | None) -> None:
+        first, need = shape.first, shape.need
         for line in shape.lines:
             if old is not None:
                 del line.order[bisect_left(line.order, old[:2])]
             if first is not None:
                 insort(line.order, (first[0], first[1], need.whole, need.part, need.cpus, need.memory, shape))
-        if first is not None and shape.open:
-            heappush(self._open, (first[0], first[1], shape))
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:

@@ -7,25 +7,19 @@ and taking it again is harmless, so a new process goes on where a killed one sto
 
 from __future__ import annotations
 
-import heapq
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RayCluster
-from areal_sky.core.dependencies import Waits, as_numbers
 from areal_sky.core.failures import backoff_s, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.nodefaults import AVOID_S, SEVERAL, NodeFaults, may_avoid
-from areal_sky.core.placement import Ask, NodeRoom, NoFit, Placement, fit, occupy
-from areal_sky.core.queueing import Waiting, in_order
+from areal_sky.core.placement import Ask
 from areal_sky.core.taskevents import (
     Ended,
-    NodeAvoided,
-    Place,
     Placed,
     RankExited,
     Requeued,
@@ -35,18 +29,22 @@ from areal_sky.core.taskevents import (
     TaskEvent,
     TaskFact,
 )
-from areal_sky.core.tasklife import TaskRecord, first_failure
-from areal_sky.core.taskmodel import TaskSpec, TaskState
+from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.taskverdict import Verdict, overdue, verdict
+from areal_sky.errors import StateError
+from areal_sky.run.admitting import Admitting
 from areal_sky.run.gangs import Gangs
+from areal_sky.run.health import NodeHealth
 from areal_sky.run.journal import Journal
 from areal_sky.run.metricbook import MetricBook
 from areal_sky.run.nodebook import LoadSource, NodeBook
+from areal_sky.run.pending import Pending
+from areal_sky.run.submission import why_never
 from areal_sky.run.taskbook import TaskBook
 from areal_sky.run.tasklogs import TaskLogs
 
 GRACE_S = 10.0  # from SIGTERM to SIGKILL
-HOLD_AFTER_S = 300.0
 RESERVE_S = 30.0  # how long Ray may take to reserve what we saw free, before the task waits again
 START_S = 120.0  # how long runners may take to say that they run: Python has to start, on a busy node
 RESERVE_BACKOFF_S = 5.0
@@ -76,25 +74,21 @@ class Dispatch:
         self._hub = hub
         self._jitter = jitter
         self._logs = logs or TaskLogs(Path(head_env.state_dir).expanduser() / "logs")
-        self._weights = dict(head_env.weights)
-        self._model_types = dict(head_env.models)
         self._lock = threading.RLock()
         self._tasks = TaskBook(journal, clock.now())
         self._book = NodeBook(head_env.groups)
         for fact in self._tasks.node_facts:
             self._book.note(fact)
-        self._faults = NodeFaults()
+        self._admitting = Admitting(head_env, self._book)
+        self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
         self._adopted = False
         self._exits_due: list[tuple[str, RankExit]] = []
         self._not_reserved: dict[str, int] = {}  # how often in a row Ray has not reserved for a task
-        self._why_waiting: dict[str, str] = {}
-        self._waits = Waits()
-        self._ready: dict[str, None] = {}  # waiting tasks that only wait for room
-        self._later: list[tuple[float, str]] = []  # (not before, task)
-        self._held_back: dict[str, frozenset[str]] = {}
-        self._in_vain: list[tuple[str, TaskRecord]] = []  # (task, the one that it waits for and that ended badly)
+        self._pending = Pending(self._tasks)
+        for r in self._tasks.holding.values():
+            self._admitting.adopt(r)
         for r in list(self._tasks.waiting.values()):
             self._queue(r)
 
@@ -162,7 +156,7 @@ class Dispatch:
                 if r.starting and r.stop is None and now_s > r.since_s + RESERVE_S + START_S:
                     self._requeue(r, now_s, f"its ranks did not start within {START_S:g} s")
                     continue
-                self._follow(r, verdict(r, dead, now_s, self.grace_s, self._larger_accelerators(r)), now_s)
+                self._follow(r, verdict(r, dead, now_s, self.grace_s, self._health.larger_accelerators(r)), now_s)
             elif dead:
                 self._requeue(r, now_s, f"node {next(str(p) for p in r.places if p.node_id in dead)} died")
             elif r.stop == "cancel":
@@ -187,148 +181,68 @@ class Dispatch:
                     self._blame_node(r, now_s)
                     wait_s = max(0.0, found.not_before_s - now_s) * self._jitter()
                     found = replace(found, not_before_s=now_s + wait_s if wait_s else 0.0)
-                self._leave(r, now_s, found)
+                self._leave(r, now_s, self._if_it_fits(r, found))
             case Ended():
                 if found.state is TaskState.FAILED:
                     self._blame_node(r, now_s)
                 elif found.state is TaskState.SUCCEEDED:
-                    self._faults.did_well({p.node_id for p in r.places})
+                    self._health.did_well(r)
                 self._end(r, now_s, found)
             case _:
                 pass
 
+    def _if_it_fits(self, r: TaskRecord, again: Requeued) -> Requeued | Ended:
+        """Memory ran out, and what it would ask for now is more than there can ever be: then it ends here."""
+        if again.bundle is None:
+            return again
+        ask = Ask(again.bundle, r.spec.fewest_bundles, r.spec.group, again.accelerators or r.accelerators)
+        why = why_never(ask, self._book.whole_rooms(), self.head_env)
+        return again if why is None else Ended(TaskState.FAILED, f"{r.stop_reason}; out of memory, and {why}")
+
     def _blame_node(self, r: TaskRecord, now_s: float) -> None:
-        """A task has failed by itself. Where different ones do so soon after their start, the node is to blame."""
-        first = first_failure(r)
-        if first is None or first.oom or first.rank >= len(r.places) or r.stop in ("timeout", "expired"):
-            return
-        place = r.places[first.rank]
-        ran_s = first.t_s - (r.started_s if r.started_s is not None else first.t_s)
-        failed = self._faults.failed(place.node_id, r.spec.command or r.spec.payload or "", ran_s, now_s)
-        avoided, nodes = self._book.avoided_in_group_of(place.node_id, now_s)
-        if failed >= SEVERAL and may_avoid(avoided, nodes):
-            reason = f"{failed} different tasks failed there soon after their start"
-            fact = NodeAvoided(place.node_id, str(place), now_s + AVOID_S, reason)
+        """A task has failed by itself: perhaps it was the node."""
+        fact = self._health.failed(r, now_s)
+        if fact is not None:
             self._journal.append([TaskEvent(now_s, "", fact)])
             self._book.note(fact)
-            self._faults.forget(place.node_id)
-
-    def _larger_accelerators(self, r: TaskRecord) -> tuple[str, ...]:
-        """Accelerators of the cluster with more memory each than those that the task runs on."""
-        shapes = [g.shape for g in self.head_env.groups]
-        memory = {s.accelerator: s.gpu_memory_gib or 0.0 for s in shapes if s.accelerator}
-        used = [a for p in r.places if (a := self._book.accelerator_of(p.node_id)) is not None]
-        has = max((memory.get(a, 0.0) for a in used), default=0.0)
-        allowed = {a.lower() for a in r.spec.accelerators}
-        more = (a for a, gib in memory.items() if a and gib > has > 0 and (not allowed or a.lower() in allowed))
-        return tuple(sorted(more))
 
     # ---------------------------------------------------------------- who waits for what
 
     def _queue(self, r: TaskRecord) -> None:
         """A task that waits: for others, for a time, or only for room."""
-        if r.attempt == 0 and r.spec.after:
-            failed = self._waits.add(r.task_id, r.spec.after, self._tasks.state)
-            if failed is not None:
-                bad = self._tasks.get(f"t{failed}")
-                assert bad is not None
-                self._in_vain.append((r.task_id, bad))
-                return
-            if r.task_id in self._waits:
-                return
-        if r.not_before_s > self._clock.now():
-            heapq.heappush(self._later, (r.not_before_s, r.task_id))
-        else:
-            self._ready[r.task_id] = None
+        if not self._pending.add(r, self._clock.now()):
+            self._admitting.add(r)
 
     def _settle(self, now_s: float) -> None:
         """Tasks whose time has come wait for room from now on; those that wait in vain end, and who waits for them."""
-        while self._later and self._later[0][0] <= now_s:
-            task_id = heapq.heappop(self._later)[1]
-            if task_id in self._tasks.waiting:
-                self._ready[task_id] = None
-        while self._in_vain:
-            events: list[TaskEvent] = []
-            for task_id, bad in self._in_vain:
-                if task_id in self._tasks.waiting:
-                    name = f"{bad.task_id} ({bad.spec.name})" if bad.spec.name else bad.task_id
-                    word = "was cancelled" if bad.state is TaskState.CANCELLED else "failed"
-                    state = TaskState.CANCELLED if bad.state is TaskState.CANCELLED else TaskState.FAILED
-                    events.append(TaskEvent(now_s, task_id, Ended(state, f"{name}, which it waited for, {word}")))
-            self._in_vain = []
-            self._record(*{e.task_id: e for e in events}.values())
+        for r in self._pending.due(now_s):
+            self._admitting.add(r)
+        while events := self._pending.in_vain(now_s):
+            self._record(*events)
 
     def _why(self, r: TaskRecord, now_s: float) -> str:
         """What a waiting task waits for."""
-        if r.task_id in self._waits:
-            left = [self._after_words(ref) for ref in r.spec.after if self._waits.left(ref)]
-            return f"it comes after {', '.join(left)}"
-        if r.task_id not in self._ready and r.not_before_s > now_s:
-            return f"{r.reason}; not before {r.not_before_s - now_s:.0f} s from now"
-        avoided = self._book.avoided(now_s)
-        words = self._why_waiting.get(r.task_id) or r.reason or "it has not been looked at yet"
-        return words + "".join(f"; node {a.node} is avoided: {a.reason}" for a in avoided)
-
-    def _after_words(self, ref: str) -> str:
-        numbers = as_numbers(ref) or (0, 0)
-        first = self._tasks.live(f"t{numbers[0]}")
-        name = f" ({first.spec.name})" if first is not None and first.spec.name else ""
-        return f"{ref}{name}" + (f", {self._waits.left(ref)} of them left" if numbers[0] < numbers[1] else "")
+        if pending := self._pending.why(r, now_s):
+            return pending
+        words = self._admitting.why(r.task_id) or r.reason or "it has not been looked at yet"
+        return words + "".join(f"; node {a.node} is avoided: {a.reason}" for a in self._book.avoided(now_s))
 
     def _place(self, now_s: float) -> None:
-        """Place as many waiting tasks as fit, best score first."""
+        """What the admission engine decides is recorded; what cannot be recorded has not happened."""
         self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
-        queued = [self._tasks.waiting[t] for t in self._ready]
-        waiting = {r.task_id for r in queued}
-        self._held_back = {t: n for t, n in self._held_back.items() if t in waiting}
-        if not queued:
-            return
-        rooms = self._book.rooms(now_s)
-        kept: set[str] = set()  # nodes held back by gangs further up
-        tried: dict[Ask, NoFit] = {}  # within one pass room only shrinks: a shape that did not fit will not
-        events: list[TaskEvent] = []
-        for w in in_order(map(self._waiting, queued), self.head_env.ageing_per_hour):
-            record = self._tasks.waiting[w.task_id]
-            ask = ask_of(record)
-            found = tried.get(ask)
-            if found is None:
-                found = fit(ask, [room for i, room in rooms.items() if i not in kept])
-            if isinstance(found, Placement):
-                occupy(rooms, ask, found)
-                places = tuple(
-                    Place(n, *self._book.place_labels(n), d, *self._book.node_size(n))
-                    for n, d in zip(found.node_ids, found.devices, strict=True)
-                )
-                events.append(TaskEvent(now_s, w.task_id, Placed(record.attempt + 1, places)))
-                continue
-            tried[ask] = found
-            self._why_waiting[w.task_id] = str(found)
-            if kept:
-                self._why_waiting[w.task_id] += f" ({len(kept)} nodes are held back for gangs further up)"
-            if now_s - w.submitted_s >= HOLD_AFTER_S:
-                kept |= self._hold_back(w.task_id, ask, rooms, kept, now_s)
-        self._record(*events)
-        for e in events:
-            self._ready.pop(e.task_id, None)
-            self._why_waiting.pop(e.task_id, None)
-        self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
-
-    def _hold_back(
-        self, task_id: str, ask: Ask, rooms: Mapping[str, NodeRoom], kept: set[str], now_s: float
-    ) -> frozenset[str]:
-        """Nodes kept free for a gang that has waited long: the freest ones that would do, chosen once."""
-        emptied = {i: room for i, room in self._book.emptied_rooms(now_s).items() if i not in kept}
-        held = self._held_back.get(task_id)
-        if held is None or not held <= set(emptied):
-            freest = sorted(emptied, key=lambda i: (-rooms[i].free_gpus, -rooms[i].cpus, i))
-            held = frozenset[str]()
-            for n in range(1, len(freest) + 1):
-                found = fit(ask, [emptied[i] for i in freest[:n]])
-                if isinstance(found, Placement):
-                    held = frozenset(found.node_ids)
-                    break
-            self._held_back[task_id] = held
-        return held
+        self._admitting.look(now_s)
+        decisions = self._admitting.decide(now_s)
+        waiting = self._tasks.waiting
+        try:
+            self._record(*(
+                TaskEvent(now_s, d.task_id, Placed(waiting[d.task_id].attempt + 1, self._admitting.places(d.placement)))
+                for d in decisions
+            ))  # fmt: skip
+        except StateError:
+            self._admitting.undo(decisions, waiting, now_s)
+            raise
+        if decisions:
+            self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
 
     def _act(self, now_s: float) -> None:
         """Ask Ray for what the records say. What fails is asked again by the next tick."""
@@ -372,18 +286,14 @@ class Dispatch:
     # ---------------------------------------------------------------- records
 
     def _record(self, *events: TaskEvent) -> dict[str, TaskRecord]:
-        """Writes the events; who waits for a task that has ended is freed, or listed in `_in_vain`."""
+        """Writes the events; who waited for a task that has ended well waits for room from now on."""
         fresh = self._tasks.record(*events) if events else {}
         for task_id, r in fresh.items():
-            if not r.ended:
-                continue
-            self._waits.forget(task_id)
-            self._ready.pop(task_id, None)
-            self._why_waiting.pop(task_id, None)
-            self._not_reserved.pop(task_id, None)
-            freed, lost = self._waits.ended(r.number, r.state)
-            self._in_vain += [(waiter, r) for waiter in lost]
-            self._ready.update((t, None) for t in freed if t in self._tasks.waiting)
+            if r.ended:
+                self._admitting.drop(task_id, r.since_s)
+                self._not_reserved.pop(task_id, None)
+                for freed in self._pending.ended(r):
+                    self._admitting.add(freed)
         return fresh
 
     def _requeue(self, r: TaskRecord, now_s: float, reason: str) -> None:
@@ -395,18 +305,8 @@ class Dispatch:
 
     def _leave(self, r: TaskRecord, now_s: float, fact: TaskFact) -> None:
         after = self._record(TaskEvent(now_s, r.task_id, fact))[r.task_id]
+        self._admitting.drop(r.task_id, now_s)
         if r.holds:
             self._gangs.leave(r.gang_id)
         if not after.ended:
             self._queue(after)
-
-    def _weight(self, spec: TaskSpec) -> float:
-        model_type = spec.model_type or self._model_types.get(spec.model or "")
-        return self._weights.get(model_type or "", 1.0)
-
-    def _waiting(self, r: TaskRecord) -> Waiting:
-        return Waiting(r.task_id, r.number, r.spec.priority, self._weight(r.spec), r.submitted_s)
-
-
-def ask_of(r: TaskRecord) -> Ask:
-    return Ask(r.bundle, r.spec.bundles, r.spec.group, r.accelerators)

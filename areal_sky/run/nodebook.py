@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from areal_sky.adapters.ports import RayNode
-from areal_sky.core.model import NodeView
+from areal_sky.core.model import Bundle, NodeView
 from areal_sky.core.nodeenv import GroupShape
-from areal_sky.core.placement import EPS, Held, NodeRoom, empty_room, room_of
+from areal_sky.core.placement import EPS, Held, NodeRoom, empty_room, foreign_use, room_of
 from areal_sky.core.taskevents import Draining, NodeAvoided, NodeFact
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskState
@@ -110,28 +110,16 @@ class NodeBook:
         labels = self._nodes[node_id].labels
         return labels.get("replica", "?"), _index(labels)
 
-    def rooms(self, now_s: float) -> dict[str, NodeRoom]:
-        """Free room of every node that takes new work."""
-        return {i: self._room(n) for i, n in self._nodes.items() if self.takes_work(i, now_s)}
-
-    def emptied_rooms(self, now_s: float) -> dict[str, NodeRoom]:
-        """The same nodes as they would be with none of our tasks on them, foreign work left in place."""
-        rooms: dict[str, NodeRoom] = {}
+    def whole_with_foreign(self, now_s: float) -> Iterator[tuple[NodeRoom, Bundle]]:
+        """Every node that takes new work: all of it, and what others than us use of it."""
         for i, n in self._nodes.items():
-            if not self.takes_work(i, now_s):
-                continue
-            ours = [h.bundle for h in self._held.get(i, ()) if h.reserved]
-            available = (
-                min(n.shape.gpus, n.available_gpus + sum(b.gpus for b in ours)),
-                min(n.shape.cpus, n.available_cpus + sum(b.cpus for b in ours)),
-                min(n.shape.memory_gib, n.available_memory_gib + sum(b.memory_gib for b in ours)),
-            )
-            rooms[i] = room_of(i, n.labels["group"], n.shape, available, name=_name(n))
-        return rooms
+            if self.takes_work(i, now_s):
+                available = (n.available_gpus, n.available_cpus, n.available_memory_gib)
+                yield self._whole(n), foreign_use(n.shape, available, self._held.get(i, ()))
 
     def whole_rooms(self) -> list[NodeRoom]:
         """Every live node, empty: what a task may be promised beyond the spec's groups."""
-        return [empty_room(i, n.labels["group"], n.shape) for i, n in self._nodes.items()]
+        return [self._whole(n) for n in self._nodes.values()]
 
     def node_views(self) -> tuple[NodeView, ...]:
         views: list[NodeView] = []
@@ -162,6 +150,9 @@ class NodeBook:
                 ReplicaLoad(name, nodes[0].group, len(nodes), len(tasks), mean, validity, age_s, idle_since_s, draining)
             )
         return tuple(loads)
+
+    def _whole(self, n: RayNode) -> NodeRoom:
+        return empty_room(n.node_id, n.labels["group"], n.shape, _name(n))
 
     def _room(self, n: RayNode) -> NodeRoom:
         available = (n.available_gpus, n.available_cpus, n.available_memory_gib)

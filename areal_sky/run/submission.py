@@ -79,8 +79,14 @@ def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[
         raise InvalidInput(f"group: there is no group {spec.group!r} (known: {', '.join(groups)})")
     ask = Ask(spec.bundle, spec.fewest_bundles, spec.group, spec.accelerators)
     if ask not in never:
-        fits = isinstance(fit(ask, rooms), Placement)
-        never[ask] = None if fits else could_ever_fit(ask, env.groups, env.shape)
+        never[ask] = why_never(ask, rooms, env)
     why = never[ask]
     if why is not None:
         raise Refused(why)
+
+
+def why_never(ask: Ask, rooms: Sequence[NodeRoom], env: HeadEnv) -> str | None:
+    """Why the gang can never run: neither on `rooms` (live nodes as if empty) nor in the cluster at its largest."""
+    if isinstance(fit(ask, rooms), Placement):
+        return None
+    return could_ever_fit(ask, env.groups, env.shape)

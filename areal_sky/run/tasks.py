@@ -11,7 +11,6 @@ from typing import Any
 
 from areal_sky.core.dependencies import reference
 from areal_sky.core.model import GangDemand
-from areal_sky.core.queueing import explain, in_order, order_key, score
 from areal_sky.core.taskevents import Checkpointed, Draining, Ended, PhaseChanged, Stopping, TaskEvent, tell
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskSpec, TaskState
@@ -22,6 +21,7 @@ from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable
 from areal_sky.run.dispatch import Dispatch
 from areal_sky.run.submission import submitted
 
+MAX_DEMAND = 1000  # gangs that scaling is told of; the first in the queue
 STALE_S = 10.0  # a view older than this is none
 
 
@@ -72,14 +72,14 @@ class TaskService(Dispatch):
             raise InvalidInput(f"state {state!r} is none of active, {', '.join(sorted(states)).lower()}")
         with self._lock:
             now_s = self._clock.now()
-            rate = self.head_env.ageing_per_hour
+            place = {task_id: i for i, task_id in enumerate(self._admitting.waiting_ids())}
 
-            def place(r: TaskRecord) -> tuple[float, ...]:
+            def order(r: TaskRecord) -> tuple[float, ...]:
                 if r.ended:
-                    return (2, -(r.ended_s or 0), -r.number)
+                    return (3, -(r.ended_s or 0), -r.number)
                 if r.holds:
                     return (0, r.since_s, r.number)
-                return (1, *order_key(self._waiting(r), rate))
+                return (1, place[r.task_id]) if r.task_id in place else (2, r.number)
 
             asked = set((labels or {}).items())
             wanted = [
@@ -88,7 +88,7 @@ class TaskService(Dispatch):
                 if (state is None or r.state.value == state.upper() or (state.upper() == "ACTIVE" and not r.ended))
                 and asked <= set(r.spec.labels.items())
             ]
-            return [self._view(r, now_s) for r in sorted(wanted, key=place)[:limit]]
+            return [self._view(r, now_s) for r in sorted(wanted, key=order)[:limit]]
 
     def story(self, task_id: str) -> list[dict[str, Any]]:
         """What happened to the task, oldest first, ending with what it waits for. Raises NotFound, StateError."""
@@ -96,16 +96,9 @@ class TaskService(Dispatch):
             now_s = self._clock.now()
             record = self._known(task_id)
             lines = [{"t_s": e.t_s, "text": tell(e)} for e in self._journal.read(task_id)]
-            if record.state is TaskState.QUEUED and task_id not in self._ready:
-                lines.append({"t_s": now_s, "text": f"waits because {self._reason(record, now_s)}"})
-            elif record.state is TaskState.QUEUED:
-                waiting = self._waiting(record)
-                queue = in_order(
-                    (self._waiting(self._tasks.waiting[t]) for t in self._ready), self.head_env.ageing_per_hour
-                )
-                place = [w.task_id for w in queue].index(task_id) + 1
-                terms = explain(waiting, self.head_env.ageing_per_hour, now_s)
-                lines.append({"t_s": now_s, "text": f"number {place} of {len(queue)} in the queue: {terms}"})
+            if record.state is TaskState.QUEUED:
+                if standing := self._admitting.standing(record, now_s):
+                    lines.append({"t_s": now_s, "text": standing})
                 lines.append({"t_s": now_s, "text": f"waits because {self._reason(record, now_s)}"})
             return lines
 
@@ -200,14 +193,13 @@ class TaskService(Dispatch):
             if seen_s is None or now_s - seen_s > STALE_S:
                 since = "yet" if seen_s is None else f"for {now_s - seen_s:.0f} s"
                 raise Unreachable(f"the head has not seen Ray {since}")
-            queued = [self._tasks.waiting[t] for t in self._ready]
-            rate = self.head_env.ageing_per_hour
+            queued = [self._tasks.waiting[t] for t in self._admitting.waiting_ids()]
             demand = tuple(
                 GangDemand(
-                    r.task_id, r.spec.group, r.spec.bundles, r.bundle, r.accelerators,
-                    score(self._waiting(r), rate, now_s), now_s - r.submitted_s,
+                    r.task_id, r.spec.group, r.spec.fewest_bundles, r.bundle, r.accelerators,
+                    self._admitting.score(r, now_s), now_s - r.submitted_s,
                 )
-                for r in sorted(queued, key=lambda r: order_key(self._waiting(r), rate))
+                for r in queued[:MAX_DEMAND]
             )  # fmt: skip
             return HeadView(
                 seen_s,
@@ -259,8 +251,8 @@ class TaskService(Dispatch):
         return r.stop_reason if r.holds else r.reason
 
     def _view(self, r: TaskRecord, now_s: float) -> dict[str, Any]:
-        points = score(self._waiting(r), self.head_env.ageing_per_hour, now_s)
+        queued = r.state is TaskState.QUEUED
         return view(
-            r, weight=self._weight(r.spec), score=points if r.state is TaskState.QUEUED else None,
+            r, weight=self._admitting.weight(r), score=self._admitting.score(r, now_s) if queued else None,
             reason=self._reason(r, now_s), metrics=self._metrics.of(r.task_id), now_s=now_s,
         )  # fmt: skip

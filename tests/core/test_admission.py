@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_sky.core.admission import Admission, Entry, Place
+from areal_sky.core.admission import Admission, Entry, Place, Pool
 from areal_sky.core.gangs import Ask, NoFit, Placement
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.placement import fit
@@ -160,7 +161,7 @@ def test_a_hundred_thousand_submits_at_once_are_one_decision() -> None:
     admission = cluster(*[GPU4] * 10)
     for n in range(1, 100_001):
         admission.submit(entry(n, 1.0 + n % 2))
-    assert len(placed(admission, 1e6)) == 27  # 40 GPUs for 2 and 1 in turn
+    assert len(placed(admission)) == 27  # 40 GPUs for 2 and 1 in turn
 
 
 asks = st.builds(
@@ -194,8 +195,8 @@ steps = st.lists(
 class World:
     """Plays a history and keeps its own books of it."""
 
-    def __init__(self) -> None:
-        self.admission = Admission()
+    def __init__(self, patience_s: float = inf, pools: tuple[Pool, ...] = ()) -> None:
+        self.admission = Admission(pools=pools, patience_s=patience_s)
         self.nodes: dict[str, tuple[NodeRoom, Bundle]] = {}
         self.running: dict[str, tuple[Entry, Placement]] = {}
         self.entries: dict[str, Entry] = {}

@@ -15,7 +15,9 @@ from areal_sky.core.taskevents import TaskEvent
 from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.telemetry import Validity
 from areal_sky.errors import InvalidInput, NotFound, Refused, StateError, Unreachable
-from areal_sky.run.dispatch import HOLD_AFTER_S, RESERVE_S
+from areal_sky.run.dispatch import RESERVE_S
+
+HOLD_AFTER_S = 300.0
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def test_schedule_says_queued_with_the_reason(world: World) -> None:
     assert answer["status"] == "QUEUED"
     assert "0 of 1 fit now" in answer["reason"]
     world.tick()
-    assert "number 1 of 1 in the queue: score 5.00 = priority 5 x weight 1" in story(world, "t2")
+    assert "number 1 of 1 in the queue: score 4.00 = priority 5 x weight 1 x eval 0.8 +" in story(world, "t2")
 
 
 def test_weights_and_priorities_order_the_queue(world: World) -> None:
