@@ -45,11 +45,12 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One bundle of ours on a node. `reserved`: Ray counts it already."""
+    """One bundle of ours on a node. `reserved`: Ray counts it already. `driver`: the engine holds its claim instead."""
 
     bundle: Bundle
     devices: tuple[DeviceShare, ...]
     reserved: bool = True
+    driver: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

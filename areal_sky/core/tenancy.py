@@ -102,6 +102,26 @@ def settle(
     return Settled({t: nodes for t, nodes in left.items() if nodes}, taken)
 
 
+def make_good(settled: Settled, free_gpus: Mapping[str, float]) -> Settled:
+    """The same, with GPUs of claims that strangers sit on promised on other nodes instead, as far as there are any.
+
+    `free_gpus`: by node what neither we nor others hold nor claims keep; below 0 where a stranger took what was kept.
+    """
+    free = dict(free_gpus)
+    left = {t: dict(nodes) for t, nodes in settled.left.items()}
+    for n in sorted(n for n, gpus in free.items() if gpus < -EPS):
+        for claim in left.values():
+            short = min(-free[n], claim[n].gpus if n in claim else 0.0)
+            for other in sorted((o for o in free if free[o] > EPS), key=lambda o: (-free[o], o)):
+                moved = min(short, free[other])
+                if moved <= EPS:
+                    break
+                claim[n] = _over(claim[n], Bundle(moved, 0.0, 0.0))
+                claim[other] = total((claim.get(other, NOTHING), Bundle(moved, 0.0, 0.0)))
+                short, free[n], free[other] = short - moved, free[n] + moved, free[other] - moved
+    return Settled(left, settled.taken)
+
+
 # ---------------------------------------------------------------- what a driver must be admitted for
 
 
@@ -178,7 +198,7 @@ def fit_driver(
                 devices += [(share,) for share in shares]
                 count -= 1
         if count:
-            return NoFit((f"of its {need.gpus} GPUs {len(nodes)} can be had now, in the sizes that it takes",))
+            return NoFit((f"of its {need.gpus} GPUs {len(nodes)} can be had, in the sizes that it takes",))
     return Placement(tuple(nodes), tuple(devices))
 
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement
 from areal_sky.core.failures import suspect
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.placement import Ask, NodeRoom, fit
+from areal_sky.core.placement import Ask, NodeRoom, NoFit, fit
 from areal_sky.core.queueing import WeightedOrder
 from areal_sky.core.taskevents import Place as TaskPlace
+from areal_sky.core.taskevents import Placed
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.tenancy import DriverNeed
+from areal_sky.run import drivers
 from areal_sky.run.nodebook import NodeBook
 
 MIN_RUNTIME_S = 60.0  # a run that has just begun is left alone: starting costs about as much
@@ -28,6 +31,8 @@ class Admitting:
         self._model_types = dict(env.models)
         self._rooms: dict[str, NodeRoom] = {}  # what the engine was told of each node
         self._elsewhere: dict[str, TaskRecord] = {}  # waiting tasks that shall not run where they failed
+        self._env = env
+        self._drivers: dict[str, TaskRecord] = {}  # waiting drivers
 
     # ---------------------------------------------------------------- what happens
 
@@ -39,17 +44,27 @@ class Admitting:
             if others := self._others(r):
                 entry = replace(entry, ask=replace(entry.ask, nodes=others))
         self._engine.submit(entry, r.served_s)
+        if r.spec.backends is not None:
+            self._drivers[r.task_id] = r
 
     def drop(self, task_id: str, now_s: float) -> None:
         """It neither waits for room nor holds any. Nothing happens when it did not."""
         self._engine.ended(task_id, now_s)
         self._elsewhere.pop(task_id, None)
+        self._drivers.pop(task_id, None)
 
     def adopt(self, r: TaskRecord) -> None:
         """It holds its places already: it was placed by an earlier process."""
-        placement = Placement(tuple(p.node_id for p in r.places), tuple(p.devices for p in r.places))
+        held = r.claim or r.places
+        placement = Placement(tuple(p.node_id for p in held), tuple(p.devices for p in held))
         since_s = r.placed_s if r.placed_s is not None else r.since_s
-        self._engine.adopt(self.entry(r), placement, since_s, r.served_s)
+        self._hold(r, placement, since_s)
+
+    def _hold(self, r: TaskRecord, placement: Placement, since_s: float) -> None:
+        entry = self.entry(r)
+        if r.spec.backends is not None:
+            entry = replace(entry, ask=drivers.held_ask(r, len(placement.node_ids)))
+        self._engine.adopt(entry, placement, since_s, r.served_s)
 
     def look(self, now_s: float) -> None:
         """The nodes as they are now, foreign work on them included."""
@@ -68,10 +83,30 @@ class Admitting:
 
     def decide(self, now_s: float) -> list[Decision]:
         """What is to be done now. It counts as done: `undo` what could not be recorded."""
-        decisions = self._engine.decide(now_s)
+        decisions = [self._as_driver(d, now_s) for d in self._engine.decide(now_s)]
+        for task_id in [t for t in self._engine.waiting_ids if t in self._drivers] if self._drivers else ():
+            r = self._drivers[task_id]
+            found = drivers.over_groups(r, self._need(r), self._engine.rooms())
+            if isinstance(found, Placement):
+                decisions.append(self._as_driver(Place(task_id, found), now_s))
         for d in decisions:
             self._elsewhere.pop(d.task_id, None)
         return decisions
+
+    def _as_driver(self, decision: Decision, now_s: float) -> Decision:
+        """Of a driver: what it holds from now on, one GPU a bundle; of others the decision as it is."""
+        r = self._drivers.pop(decision.task_id, None) if isinstance(decision, Place) else None
+        if r is None or not isinstance(decision, Place):
+            return decision
+        placement = drivers.single_gpus(decision.placement, self._need(r).gpus)
+        self._engine.ended(r.task_id, now_s)
+        self._hold(r, placement, now_s)
+        return Place(r.task_id, placement)
+
+    def _need(self, r: TaskRecord) -> DriverNeed:
+        need = drivers.need_of(r.spec, self._env)
+        assert need is not None
+        return need
 
     def undo(self, decisions: Iterable[Decision], waiting: Mapping[str, TaskRecord], now_s: float) -> None:
         """These were not recorded: the tasks wait on."""
@@ -84,7 +119,10 @@ class Admitting:
 
     def why(self, task_id: str) -> str:
         """Why the task waits for room; empty when it does not."""
-        return self._engine.why(task_id)
+        words = self._engine.why(task_id)
+        r = self._drivers.get(task_id)
+        found = drivers.over_groups(r, self._need(r), self._engine.rooms()) if r is not None else None
+        return f"{words}; over all groups: {found}" if isinstance(found, NoFit) else words
 
     def waiting_ids(self) -> list[str]:
         """Tasks that wait for room, next first."""
@@ -105,7 +143,7 @@ class Admitting:
         """What the queue must know of the task."""
         spec = r.spec
         return Entry(
-            r.task_id, r.number, ask_of(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
+            r.task_id, r.number, self.ask(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
             kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s, preemptible=spec.may_be_preempted,
             min_bundles=spec.min_bundles or 0, min_runtime_s=MIN_RUNTIME_S,
         )  # fmt: skip
@@ -113,7 +151,9 @@ class Admitting:
     def _others(self, r: TaskRecord) -> tuple[str, ...]:
         """All nodes but the one where the task failed twice alike; empty where it would not fit on them."""
         others = [room for node_id, room in self._rooms.items() if node_id != suspect(r.failures)]
-        fits = isinstance(fit(replace(ask_of(r), count=r.spec.fewest_bundles), others), Placement)
+        ask = self.ask(r)
+        fewest = r.spec.fewest_bundles if r.spec.backends is None else ask.count
+        fits = isinstance(fit(replace(ask, count=fewest), others), Placement)
         return tuple(room.node_id for room in others) if fits else ()
 
     def weight(self, r: TaskRecord) -> float:
@@ -121,8 +161,19 @@ class Admitting:
         model_type = r.spec.model_type or self._model_types.get(r.spec.model or "")
         return self._weights.get(model_type or "", 1.0)
 
-    def places(self, placement: Placement) -> tuple[TaskPlace, ...]:
-        """The placement as it is recorded."""
+    def ask(self, r: TaskRecord) -> Ask:
+        """What it waits for."""
+        need = drivers.need_of(r.spec, self._env)
+        return ask_of(r) if need is None else drivers.waiting_ask(r, need)
+
+    def placed(self, r: TaskRecord, placement: Placement) -> Placed:
+        """The placement as it is recorded. A driver itself runs where its first GPU is, and holds none."""
+        places = self._places(placement)
+        if r.spec.backends is None:
+            return Placed(r.attempt + 1, places)
+        return Placed(r.attempt + 1, (replace(places[0], devices=()),), places)
+
+    def _places(self, placement: Placement) -> tuple[TaskPlace, ...]:
         return tuple(
             TaskPlace(n, *self._book.place_labels(n), d, *self._book.node_size(n))
             for n, d in zip(placement.node_ids, placement.devices, strict=True)

@@ -20,7 +20,6 @@ from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask
 from areal_sky.core.taskevents import (
     Ended,
-    Placed,
     RankExited,
     Requeued,
     Started,
@@ -99,10 +98,11 @@ class Dispatch:
         if not self._adopted:
             self._adopt(now_s)
         nodes, exits = self._gangs.look()
+        foreign = self._gangs.foreign(list(self._tasks.holding.values()))
         self._exits_due += exits
         with self._lock:
             self._metrics.write()
-            self._book.observe(nodes, now_s)
+            self._book.observe(nodes, now_s, foreign)
             self._take_exits(now_s)
             self._evict_overdue(now_s)
             self._judge(now_s)
@@ -135,7 +135,8 @@ class Dispatch:
 
     def _evict_overdue(self, now_s: float) -> None:
         for r in [r for r in self._tasks.holding.values() if r.stop is None]:
-            drains = [d for p in r.places if (d := self._book.drain_of(p.node_id)) and d.deadline_s <= now_s]
+            found = (self._book.drain_of(p.node_id) for p in (*r.places, *r.claim))
+            drains = [d for d in found if d is not None and d.deadline_s <= now_s]
             if drains:
                 reason = f"replica {drains[0].replica} is leaving: {drains[0].reason}"
                 if r.state is TaskState.PLACED and not r.starting:
@@ -235,8 +236,7 @@ class Dispatch:
         waiting = self._tasks.waiting
         try:
             self._record(*(
-                TaskEvent(now_s, d.task_id, Placed(waiting[d.task_id].attempt + 1, self._admitting.places(d.placement)))
-                for d in decisions
+                TaskEvent(now_s, d.task_id, self._admitting.placed(waiting[d.task_id], d.placement)) for d in decisions
             ))  # fmt: skip
         except StateError:
             self._admitting.undo(decisions, waiting, now_s)

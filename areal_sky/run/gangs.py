@@ -11,6 +11,7 @@ from typing import Any
 
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayCluster, RayNode
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.tenancy import Foreign
 from areal_sky.errors import ArealSkyError
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,10 @@ class Gangs:
             self._up.setdefault(gang_id, set()).add(rank)
         exits = self._ray.exits()
         return self._ray.nodes(), exits
+
+    def foreign(self, holding: Collection[TaskRecord]) -> Foreign:
+        """What others hold, where it matters whose it is: while a driver runs. Raises Unreachable."""
+        return self._ray.foreign() if any(r.claim for r in holding) else Foreign()
 
     def adopt(self, holding: Collection[TaskRecord]) -> list[TaskRecord]:
         """Takes over the gangs that an earlier process started, and returns those it had only begun to start.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -14,6 +15,7 @@ from areal_sky.core.taskevents import Draining, NodeAvoided, NodeFact
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.telemetry import Validity
+from areal_sky.core.tenancy import NOTHING, Foreign, Settled, make_good, settle, total
 from areal_sky.core.view import ReplicaLoad
 
 
@@ -33,11 +35,18 @@ class NodeBook:
         self._avoided: dict[str, NodeAvoided] = {}
         self._held: dict[str, list[Held]] = {}
         self._tasks_on: dict[str, set[str]] = {}
+        self._foreign = Foreign()
+        self._claims: dict[str, dict[str, Bundle]] = {}  # of each driver's gang by node
+        self._settled = Settled({}, {})
         self._idle_since_s: dict[str, float] = {}
         self.seen_s: float | None = None  # when Ray was looked at last
 
-    def observe(self, nodes: Iterable[RayNode], now_s: float) -> None:
-        """A new look at the live nodes. A node that is gone takes its drain with it: its successor starts fresh."""
+    def observe(self, nodes: Iterable[RayNode], now_s: float, foreign: Foreign | None = None) -> None:
+        """A new look at the live nodes. A node that is gone takes its drain with it: its successor starts fresh.
+
+        `foreign`: whose the use is that is not ours; needed while drivers run.
+        """
+        self._foreign = foreign or Foreign()
         self._nodes = {n.node_id: self._with_accelerator(n) for n in nodes}
         self._drains = {i: d for i, d in self._drains.items() if i in self._nodes}
         self._avoided = {i: a for i, a in self._avoided.items() if i in self._nodes}
@@ -47,12 +56,23 @@ class NodeBook:
 
     def hold(self, records: Iterable[TaskRecord], reserved: set[str], now_s: float) -> None:
         """Takes in what our tasks hold. `reserved`: gangs that Ray counts already."""
-        self._held, self._tasks_on = {}, {}
+        self._held, self._tasks_on, self._claims = {}, {}, {}
         for r in records:
+            for place in r.claim if r.holds else ():
+                claim = self._claims.setdefault(r.gang_id, {})
+                claim[place.node_id] = total((claim.get(place.node_id, NOTHING), Bundle(1.0, 0.0, 0.0)))
+                self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
             for place in r.places if r.holds else ():
                 known = r.state is TaskState.RUNNING or r.gang_id in reserved
-                self._held.setdefault(place.node_id, []).append(Held(r.bundle, place.devices, known))
+                self._held.setdefault(place.node_id, []).append(Held(r.bundle, place.devices, known, bool(r.claim)))
                 self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
+        seen = {i: self._others_on(n) for i, n in self._nodes.items()} if self._claims else {}
+        found = settle(self._claims, self._foreign, seen)
+        free = {
+            i: self._nodes[i].shape.gpus - found.gone(i).gpus - sum(h.bundle.gpus for h in self._held.get(i, ()))
+            for i in seen
+        }
+        self._settled = make_good(found, free)
         self._mark_idle(now_s)
 
     def note(self, fact: NodeFact) -> None:
@@ -111,11 +131,27 @@ class NodeBook:
         return labels.get("replica", "?"), _index(labels)
 
     def whole_with_foreign(self, now_s: float) -> Iterator[tuple[NodeRoom, Bundle]]:
-        """Every node that takes new work: all of it, and what others than us use of it."""
+        """Every node that takes new work: all of it, and what others than us use of it.
+
+        What drivers hold by themselves counts as long as it is beyond their claims, which the engine holds already. Of
+        a claim that a driver has taken up elsewhere the node gets its GPUs back: as GPUs more, for as long as anything
+        of ours was placed on these.
+        """
         for i, n in self._nodes.items():
-            if self.takes_work(i, now_s):
-                available = (n.available_gpus, n.available_cpus, n.available_memory_gib)
-                yield self._whole(n), foreign_use(n.shape, available, self._held.get(i, ()))
+            if not self.takes_work(i, now_s):
+                continue
+            room, others = self._whole(n), self._others_on(n)
+            back = self._extra_gpus(n)
+            if self._claims:
+                gone = self._settled.gone(i)
+                beyond = gone.gpus - sum(c[i].gpus for c in self._claims.values() if i in c)
+                back = max(back, math.ceil(-beyond - EPS))
+                own = total(h.bundle for h in self._held.get(i, ()) if h.driver)
+                others = Bundle(beyond, gone.cpus + own.cpus, gone.memory_gib + own.memory_gib)
+            if back:
+                room = replace(room, gpus=room.gpus + (1.0,) * back)
+                others = replace(others, gpus=others.gpus + back)
+            yield room, others
 
     def whole_rooms(self) -> list[NodeRoom]:
         """Every live node, empty: what a task may be promised beyond the spec's groups."""
@@ -154,8 +190,22 @@ class NodeBook:
     def _whole(self, n: RayNode) -> NodeRoom:
         return empty_room(n.node_id, n.labels["group"], n.shape, _name(n))
 
-    def _room(self, n: RayNode) -> NodeRoom:
+    def _extra_gpus(self, n: RayNode) -> int:
+        """How many GPUs it needs more than it has for all of ours to be on some."""
+        used = [i for h in self._held.get(n.node_id, ()) for i, _ in h.devices]
+        return max(0, max(used, default=-1) + 1 - len(self._whole(n).gpus))
+
+    def _others_on(self, n: RayNode) -> Bundle:
+        """What is in use there and not ours, as far as Ray has noticed."""
         available = (n.available_gpus, n.available_cpus, n.available_memory_gib)
+        return foreign_use(n.shape, available, self._held.get(n.node_id, ()))
+
+    def _room(self, n: RayNode) -> NodeRoom:
+        """What is free there: what drivers have not taken up yet of their claims is not."""
+        left = total(c[n.node_id] for c in self._settled.left.values() if n.node_id in c)
+        whole = len(self._whole(n).gpus)
+        extra = sum(x for h in self._held.get(n.node_id, ()) for i, x in h.devices if i >= whole)
+        available = (n.available_gpus - left.gpus - extra, n.available_cpus, n.available_memory_gib)
         held = self._held.get(n.node_id, ())
         return room_of(n.node_id, n.labels["group"], n.shape, available, held, _name(n))
 

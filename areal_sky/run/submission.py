@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from areal_sky.core.dependencies import expanded, looked_up
+from areal_sky.core.memory_check import check_task
 from areal_sky.core.model import HEAD_GROUP
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.permitted import could_ever_fit
@@ -14,6 +15,7 @@ from areal_sky.core.taskevents import Submitted, TaskEvent, Warned
 from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskverdict import too_late
 from areal_sky.errors import AlreadyExists, InvalidInput, Refused
+from areal_sky.run import drivers
 from areal_sky.run.taskbook import TaskBook
 
 # What two submits with one key must agree in. Deadlines are counted from now, and pickles of one function differ.
@@ -43,8 +45,10 @@ def submitted(
     made: list[tuple[str, int]] = []
     number = tasks.last_number
     never: dict[Ask, str | None] = {}
-    for spec in looked_up(fresh, number + 1, tasks.numbers):
-        _check(spec, rooms, env, never)
+    for spec in looked_up([_with_backends(s, env) for s in fresh], number + 1, tasks.numbers):
+        tight = _check(spec, rooms, env, never)
+        if tight:
+            warnings.append(tight)
         late = too_late(spec, now_s)
         if late and spec.if_late == "refuse":
             raise Refused(f"{late}, and it asks to be refused then (if_late)")
@@ -54,8 +58,7 @@ def submitted(
         for copy in expanded([spec]):
             number += 1
             events.append(TaskEvent(now_s, f"t{number}", Submitted(number, copy)))
-            if late:
-                events.append(TaskEvent(now_s, f"t{number}", Warned(late)))
+            events += [TaskEvent(now_s, f"t{number}", Warned(words)) for words in (tight, late) if words]
     new = iter(made)
     return Submission(events, [next(new) if task is None else task for task in known], warnings)
 
@@ -70,19 +73,52 @@ def _known(spec: TaskSpec, tasks: TaskBook) -> tuple[str, int] | None:
     return old.task_id, old.spec.array or 1
 
 
-def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[Ask, str | None]) -> None:
-    """`never` keeps what was found out about an ask: in a large submit most are alike."""
+def _with_backends(spec: TaskSpec, env: HeadEnv) -> TaskSpec:
+    """A driver of a model takes that model's backends, unless it names its own."""
+    mine = [n.backend for n in env.needs if n.model == spec.model and spec.kind == "driver"]
+    plain = spec.bundles == 1 and not spec.bundle.gpus and spec.min_bundles is None
+    return replace(spec, backends="+".join(mine)) if mine and spec.backends is None and plain else spec
+
+
+def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[Ask, str | None]) -> str:
+    """Raises Refused for what can never run; returns what is to be warned of.
+
+    `never` keeps what was found out about an ask: in a large submit most are alike.
+    """
     if spec.array_index is not None:
         raise InvalidInput("array_index: is set for every copy of an array; ask for `array`")
     groups = [g.name for g in env.groups]
     if groups and spec.group is not None and spec.group not in (*groups, HEAD_GROUP):
         raise InvalidInput(f"group: there is no group {spec.group!r} (known: {', '.join(groups)})")
+    need = drivers.need_of(spec, env)
+    if need is not None:
+        never_driver = drivers.why_never(spec, need, rooms, env)
+        if never_driver is not None:
+            raise Refused(never_driver)
     ask = Ask(spec.bundle, spec.fewest_bundles, spec.group, spec.accelerators)
     if ask not in never:
         never[ask] = why_never(ask, rooms, env)
     why = never[ask]
     if why is not None:
         raise Refused(why)
+    return _check_memory(spec, need.gpus if need is not None else spec.bundles * spec.bundle.gpus, env)
+
+
+def _check_memory(spec: TaskSpec, gpus: float, env: HeadEnv) -> str:
+    """Refuses a task whose model cannot fit any GPU that it may run on; returns what is to be warned of.
+
+    On pretend machines (`infra: local`) it only warns.
+    """
+    allowed = {a.lower() for a in spec.accelerators}
+    shapes = [
+        g.shape
+        for g in env.groups
+        if spec.group in (None, g.name) and (not allowed or (g.shape.accelerator or "").lower() in allowed)
+    ]
+    refusal, warning = check_task(env.needs, spec.model, spec.kind, gpus, shapes)
+    if refusal and env.shape is None:
+        raise Refused(refusal)
+    return refusal or warning
 
 
 def why_never(ask: Ask, rooms: Sequence[NodeRoom], env: HeadEnv) -> str | None:

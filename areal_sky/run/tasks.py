@@ -196,10 +196,11 @@ class TaskService(Dispatch):
             queued = [self._tasks.waiting[t] for t in self._admitting.waiting_ids()]
             demand = tuple(
                 GangDemand(
-                    r.task_id, r.spec.group, r.spec.fewest_bundles, r.bundle, r.accelerators,
-                    self._admitting.score(r, now_s), now_s - r.submitted_s,
+                    r.task_id, r.spec.group, r.spec.fewest_bundles if r.spec.backends is None else ask.count,
+                    ask.bundle, r.accelerators, self._admitting.score(r, now_s), now_s - r.submitted_s,
                 )
                 for r in queued[:MAX_DEMAND]
+                for ask in (self._admitting.ask(r),)
             )  # fmt: skip
             return HeadView(
                 seen_s,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from areal_sky.core.gangs import NoFit, Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import NodeRoom
-from areal_sky.core.tenancy import NOTHING, Foreign, ForeignUse, driver_need, fit_driver, settle, total
+from areal_sky.core.tenancy import NOTHING, Foreign, ForeignUse, driver_need, fit_driver, make_good, settle, total
 from areal_sky.errors import InvalidInput
 
 
@@ -59,6 +59,16 @@ def test_use_that_no_table_lists_is_the_drivers_unless_a_stranger_runs() -> None
 def test_what_the_tables_list_is_not_added_to_what_ray_gave_away() -> None:
     found = settle(CLAIM, Foreign((use("a", 4, "t1"),)), {"a": g(4)})
     assert found.taken["a"].gpus == 4 and found.gone("a").gpus == 8
+
+
+def test_what_a_stranger_took_of_a_claim_is_kept_elsewhere() -> None:
+    settled = settle(CLAIM, Foreign((use("a", 3),), strangers=True))
+    free = {"a": 8.0 - 3 - 8, "b": 8.0 - 4, "c": 2.0}
+    found = make_good(settled, free)
+    assert {n: b.gpus for n, b in found.left["t1"].items()} == {"a": 5, "b": 7}
+    nowhere = make_good(settled, {"a": -3.0, "b": 1.0})
+    assert {n: b.gpus for n, b in nowhere.left["t1"].items()} == {"a": 7, "b": 5}
+    assert make_good(settled, {"a": 0.0, "b": 1.0}).left == settled.left
 
 
 def test_resources_are_settled_apart() -> None:

@@ -7,11 +7,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_raycluster import TOKENS, PretendCluster, Service, submit, until, wait_state
+from test_raycluster import TOKENS, PretendCluster, Service, submit, text, until, wait_state
+
+from areal_sky.core.model import Bundle
+from areal_sky.core.taskmodel import TaskSpec
 
 PROGRAM = Path(__file__).with_name("areal_like.py")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -83,4 +87,71 @@ def test_groups_actors_and_tasks_of_strangers_take_their_room(service: Service, 
     finally:
         stranger.end()
     wait_state(service, waits, "SUCCEEDED", seconds=60)  # Ray ends what a dead program held
-    assert sum(free_gpus(service).values()) == 8
+    until(lambda: sum(free_gpus(service).values()) == 8)
+
+
+def start_driver(service: Service, folder: Path, backends: str, *steps: str) -> str:
+    folder.mkdir()
+    spec = TaskSpec(
+        "driver", command=f"exec {sys.executable} {PROGRAM} {folder} {' '.join(steps)}", bundle=Bundle(0, 1, 0.5),
+        backends=backends,
+    )  # fmt: skip
+    return service.client("submit").submit(spec)["task_id"]
+
+
+def go(service: Service, task_id: str, folder: Path, n: int) -> None:
+    (folder / f"go{n}").touch()
+    until(lambda: text(service, task_id).count("made ") >= n or wait_state(service, task_id, "RUNNING"), 90)
+    until(lambda: text(service, task_id).count("made ") >= n, 90)
+
+
+@pytest.mark.parametrize(
+    ("backends", "steps"),
+    [
+        ("sglang:d1t2+fsdp:d4", ("separate:1x2", "shared:4")),  # AReaL: rollout apart, trainers in one group
+        ("sglang:d2t2+fsdp:d2", ("shared:2", "separate:1x2", "actor:1", "task:1")),
+    ],
+)
+def test_a_run_is_admitted_whole_and_never_counted_twice(
+    service: Service, cluster: PretendCluster, backends: str, steps: tuple[str, ...]
+) -> None:
+    """6 of 8 GPUs: kept from admission on, whether the run has made its groups or not; two are left all the time."""
+    folder = cluster.folder / f"run{len(steps)}"
+    run = start_driver(service, folder, backends, *steps)
+    wait_state(service, run, "RUNNING", seconds=60)
+    until(lambda: "connected" in text(service, run), 60)
+    two = submit(service, "sleep 600", bundles=2, gpus=1)  # takes what is left
+    wait_state(service, two, "RUNNING")
+    greedy = submit(service, "true", gpus=1)  # would take what the run has not made yet
+    for n in range(1, len(steps) + 1):
+        assert service.client().task(greedy)["state"] == "QUEUED"
+        assert sum(free_gpus(service).values()) == 0
+        go(service, run, folder, n)  # each group is there within the 30 s that AReaL waits: Ray had the room
+    time.sleep(1.0)
+    assert service.client().task(greedy)["state"] == "QUEUED"
+    assert sum(free_gpus(service).values()) == 0
+    service.client("submit").cancel(two)
+    wait_state(service, greedy, "SUCCEEDED")
+    until(lambda: sum(free_gpus(service).values()) == 2)  # not four, not none: the run holds six, once
+    service.kill()
+    service.start()  # a new process of the head knows it again
+    until(lambda: service.sees() == 3, 60)
+    assert sum(free_gpus(service).values()) == 2
+    service.client("submit").cancel(run)
+    wait_state(service, run, "CANCELLED", seconds=60)
+    until(lambda: sum(free_gpus(service).values()) == 8, 60)
+
+
+def test_a_second_run_waits_until_all_of_it_fits(service: Service, cluster: PretendCluster) -> None:
+    first, second = cluster.folder / "first", cluster.folder / "second"
+    one = start_driver(service, first, "fsdp:d5", "shared:5")
+    wait_state(service, one, "RUNNING", seconds=60)
+    two = start_driver(service, second, "vllm:d2t2", "separate:2x2")
+    assert "GPUs" in service.client().task(two)["reason"]
+    go(service, one, first, 1)
+    assert service.client().task(two)["state"] == "QUEUED"
+    service.client("submit").cancel(one)
+    wait_state(service, two, "RUNNING", seconds=60)
+    go(service, two, second, 1)
+    service.client("submit").cancel(two)
+    wait_state(service, two, "CANCELLED", seconds=60)
