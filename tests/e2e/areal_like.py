@@ -70,6 +70,8 @@ def main() -> None:
             time.sleep(0.05)
         step(text, folder)
         print(f"made {text}", flush=True)
+    while True:  # trains until it is ended
+        time.sleep(1)
 
 
 if __name__ == "__main__":
