@@ -45,6 +45,17 @@ class GroupShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShare:
+    """GPUs for the tasks of one model type: guaranteed, at most (None: no limit); `borrow` idle ones beyond."""
+
+    name: str
+    model_type: str
+    guaranteed_gpus: float = 0.0
+    max_gpus: float | None = None
+    borrow: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class HeadEnv:
     """What a head needs to know. `state_dir` holds its journal and Ray's GCS store.
 
@@ -61,6 +72,7 @@ class HeadEnv:
     weights: tuple[tuple[str, float], ...] = ()
     models: tuple[tuple[str, str], ...] = ()
     ageing_per_hour: float = 1.0
+    pools: tuple[PoolShare, ...] = ()
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0
     shape: NodeShape | None = None  # None: what Ray finds on the machine
@@ -82,12 +94,14 @@ class HeadEnv:
             )
             shape = raw.pop("shape", None)
             weights = tuple((str(k), float(v)) for k, v in raw.pop("weights", []))
+            pools = tuple(PoolShare(**cast("dict[str, Any]", p)) for p in raw.pop("pools", []))
             models = tuple((str(k), str(v)) for k, v in raw.pop("models", []))
             return HeadEnv(
                 **raw,
                 groups=groups,
                 weights=weights,
                 models=models,
+                pools=pools,
                 shape=None if shape is None else NodeShape(**shape),
             )
         except (TypeError, KeyError, ValueError) as e:

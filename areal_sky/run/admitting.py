@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement
+from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement, Pool, Restore, Shrink
 from areal_sky.core.failures import suspect
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask, NodeRoom, fit
 from areal_sky.core.queueing import WeightedOrder
-from areal_sky.core.taskevents import Place as TaskPlace
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.errors import InvalidInput
 from areal_sky.run.nodebook import NodeBook
 
 MIN_RUNTIME_S = 60.0  # a run that has just begun is left alone: starting costs about as much
@@ -22,11 +23,16 @@ class Admitting:
 
     def __init__(self, env: HeadEnv, book: NodeBook, order: WeightedOrder | None = None):
         self.order = order or WeightedOrder(env.ageing_per_hour)
-        self._engine = Admission(self.order)
+        pools = [Pool(p.name, p.guaranteed_gpus, math.inf if p.max_gpus is None else p.max_gpus, p.borrow)
+                 for p in env.pools]  # fmt: skip
+        self._engine = Admission(self.order, pools)
+        self._pools = {p.model_type: p.name for p in env.pools}
         self._book = book
         self._weights = dict(env.weights)
         self._model_types = dict(env.models)
         self._rooms: dict[str, NodeRoom] = {}  # what the engine was told of each node
+        self._ranks: dict[str, list[int]] = {}  # the engine numbers the ranks that a task has anew from 0
+        self._lent: dict[str, list[int]] = {}
         self._elsewhere: dict[str, TaskRecord] = {}  # waiting tasks that shall not run where they failed
 
     # ---------------------------------------------------------------- what happens
@@ -43,13 +49,45 @@ class Admitting:
     def drop(self, task_id: str, now_s: float) -> None:
         """It neither waits for room nor holds any. Nothing happens when it did not."""
         self._engine.ended(task_id, now_s)
-        self._elsewhere.pop(task_id, None)
+        for known in (self._elsewhere, self._ranks, self._lent):
+            known.pop(task_id, None)
 
     def adopt(self, r: TaskRecord) -> None:
         """It holds its places already: it was placed by an earlier process."""
-        placement = Placement(tuple(p.node_id for p in r.places), tuple(p.devices for p in r.places))
+        placement = Placement(tuple(p.node_id for p in r.held), tuple(p.devices for p in r.held))
         since_s = r.placed_s if r.placed_s is not None else r.since_s
         self._engine.adopt(self.entry(r), placement, since_s, r.served_s)
+        self._ranks[r.task_id] = [rank for rank in range(len(r.places)) if rank not in r.gone]
+        if r.checkpoint_s is not None:
+            self._engine.progress(r.task_id, r.checkpoint_s)
+
+    def progress(self, task_id: str, checkpoint_s: float) -> None:
+        """The running task has a checkpoint of its work up to then."""
+        self._engine.progress(task_id, checkpoint_s)
+
+    def shrunk(self, task_id: str, ranks: Collection[int], now_s: float) -> None:
+        """These ranks of an elastic gang are gone."""
+        mine = self._ranks[task_id]
+        self._engine.shrunk(task_id, [i for i, rank in enumerate(mine) if rank in ranks], now_s)
+        self._ranks[task_id] = [rank for rank in mine if rank not in ranks]
+
+    def lend(self, r: TaskRecord, now_s: float) -> None:
+        """The task lends the room of all its ranks; nothing happens while it cannot (it is being ended)."""
+        if self.has_lent(r.task_id) or not r.world:
+            return
+        try:
+            self._engine.lend(r.task_id, range(len(self._ranks[r.task_id])), now_s)
+        except InvalidInput:
+            return
+        self._lent[r.task_id], self._ranks[r.task_id] = self._ranks[r.task_id], []
+
+    def take_back(self, task_id: str, now_s: float) -> None:
+        """It needs its room again; who has borrowed it is ended by what `decide` says next."""
+        self._engine.take_back(task_id, now_s)
+
+    def has_lent(self, task_id: str) -> bool:
+        """Whether the room that it has lent is not its own again yet."""
+        return task_id in self._lent
 
     def look(self, now_s: float) -> None:
         """The nodes as they are now, foreign work on them included."""
@@ -70,8 +108,20 @@ class Admitting:
         """What is to be done now. It counts as done: `undo` what could not be recorded."""
         decisions = self._engine.decide(now_s)
         for d in decisions:
-            self._elsewhere.pop(d.task_id, None)
+            match d:
+                case Place():
+                    self._elsewhere.pop(d.task_id, None)
+                    self._ranks[d.task_id] = list(range(len(d.placement.node_ids)))
+                case Restore():
+                    self._ranks[d.task_id] = [*self._ranks[d.task_id], *self._lent.pop(d.task_id, [])]
+                case _:
+                    pass
         return decisions
+
+    def ranks_of(self, shrink: Shrink) -> tuple[int, ...]:
+        """The task's own numbers of the ranks that it shall give up."""
+        mine = self._ranks[shrink.task_id]
+        return tuple(mine[i] for i in shrink.ranks)
 
     def undo(self, decisions: Iterable[Decision], waiting: Mapping[str, TaskRecord], now_s: float) -> None:
         """These were not recorded: the tasks wait on."""
@@ -108,6 +158,7 @@ class Admitting:
             r.task_id, r.number, ask_of(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
             kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s, preemptible=spec.may_be_preempted,
             min_bundles=spec.min_bundles or 0, min_runtime_s=MIN_RUNTIME_S,
+            pool=self._pools.get(self._model_type(r) or ""),
         )  # fmt: skip
 
     def _others(self, r: TaskRecord) -> tuple[str, ...]:
@@ -118,15 +169,10 @@ class Admitting:
 
     def weight(self, r: TaskRecord) -> float:
         """The weight of its model type."""
-        model_type = r.spec.model_type or self._model_types.get(r.spec.model or "")
-        return self._weights.get(model_type or "", 1.0)
+        return self._weights.get(self._model_type(r) or "", 1.0)
 
-    def places(self, placement: Placement) -> tuple[TaskPlace, ...]:
-        """The placement as it is recorded."""
-        return tuple(
-            TaskPlace(n, *self._book.place_labels(n), d, *self._book.node_size(n))
-            for n, d in zip(placement.node_ids, placement.devices, strict=True)
-        )
+    def _model_type(self, r: TaskRecord) -> str | None:
+        return r.spec.model_type or self._model_types.get(r.spec.model or "")
 
 
 def ask_of(r: TaskRecord) -> Ask:

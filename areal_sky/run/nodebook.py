@@ -49,7 +49,7 @@ class NodeBook:
         """Takes in what our tasks hold. `reserved`: gangs that Ray counts already."""
         self._held, self._tasks_on = {}, {}
         for r in records:
-            for place in r.places if r.holds else ():
+            for place in r.held if r.holds else ():
                 known = r.state is TaskState.RUNNING or r.gang_id in reserved
                 self._held.setdefault(place.node_id, []).append(Held(r.bundle, place.devices, known))
                 self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
@@ -95,7 +95,7 @@ class NodeBook:
 
     def dead_among(self, record: TaskRecord) -> set[str]:
         """The task's nodes that no longer live."""
-        return {p.node_id for p in record.places if p.node_id not in self._nodes}
+        return {p.node_id for p in record.held if p.node_id not in self._nodes}
 
     def node_ids_of(self, replica: str) -> tuple[str, ...]:
         return tuple(sorted(i for i, n in self._nodes.items() if n.labels.get("replica") == replica))
