@@ -98,14 +98,14 @@ class Leases:
         new = site.room is None
         site.room, site.foreign = room, foreign
         node = self._index.nodes.get(room.node_id)
+        # What has changed since it was looked at last counts, too: an earlier change stays.
+        change = self.changes.pop(node, None) if node is not None else None
         before = None if new or node is None else node.bucket
         guard = node.guard if node is not None else ""
-        if node is not None:
-            self.changes.pop(node, None)
         node = self._index.put(room)
         self._index.set_guard(node, guard)
         self._recount(room.node_id)
-        self.changes[node] = Change(before)
+        self.changes[node] = Change(before) if new or change is None else change
 
     def drop_node(self, node_id: str) -> None:
         """It takes no work any more. Leases there stay until their tasks have ended."""
