@@ -258,6 +258,7 @@ def checkpointed(task_id: str | None = None) -> bool:
 def low_phase(name: str, task_id: str | None = None) -> Iterator[None]:
     """While this lasts (an evaluation, say) the task leaves its GPUs idle, and others may have them.
 
+    It ends when the GPUs are the task's alone again: who has borrowed them is ended first, within the grace of 10 s.
     Inside a task, without an id, it is that task. A head that does not answer is no error: then nobody gets them.
     Raises NotFound, Refused for a task that does not run, InvalidInput.
     """
@@ -265,7 +266,15 @@ def low_phase(name: str, task_id: str | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        _tell(task_id, "phase", lambda gateway, task: gateway.enter_phase(task, f"after {name}"[:64], False))
+        told = _tell(task_id, "phase", lambda gateway, task: gateway.enter_phase(task, f"after {name}"[:64], False))
+        while told and not _gpus_are_back(task_id):
+            time.sleep(0.1)
+
+
+def _gpus_are_back(task_id: str | None) -> bool:
+    back: list[bool] = []
+    told = _tell(task_id, "phase", lambda gateway, task: back.append(not gateway.task(task)["borrowers"]))
+    return not told or back[-1]
 
 
 def _tell(task_id: str | None, what: str, call: Callable[[GatewayClient, str], None]) -> bool:

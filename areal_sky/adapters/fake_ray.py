@@ -7,7 +7,7 @@ right after its n-th call. `started` counts how often each rank was ever started
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
@@ -22,12 +22,17 @@ class Crash(BaseException):
 
 @dataclass
 class _Gang:
-    bundle: Bundle
+    bundles: tuple[Bundle, ...]
     node_ids: tuple[str, ...]
     phase: GangPhase
     runners: dict[int, RankExit | None] = field(default_factory=dict[int, RankExit | None])
     starts: dict[int, RankStart] = field(default_factory=dict[int, RankStart])
-    killed: bool = False
+    gone: set[int] = field(default_factory=set[int])
+    apart: bool = False
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.bundles[0]
 
 
 class FakeRayCluster:
@@ -86,10 +91,10 @@ class FakeRayCluster:
     def _free(self, node_id: str) -> tuple[float, float, float]:
         shape = self.live[node_id].shape
         held = [
-            g.bundle
+            bundle
             for g in self.all_gangs.values()
-            for n in g.node_ids
-            if n == node_id and g.phase is GangPhase.READY
+            for rank, (n, bundle) in enumerate(zip(g.node_ids, g.bundles, strict=True))
+            if n == node_id and g.phase is GangPhase.READY and rank not in g.gone
         ] + [u.bundle for u in self.others if u.node_id == node_id]
         return (
             shape.gpus - sum(b.gpus for b in held),
@@ -123,10 +128,10 @@ class FakeRayConnection:
         self._step()
         return tuple(self._cluster.all_gangs)
 
-    def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
+    def reserve(self, gang_id: str, bundles: Sequence[Bundle], node_ids: Sequence[str], apart: bool = False) -> None:
         if gang_id not in self._cluster.all_gangs:
             phase = GangPhase.PENDING if self._cluster.slow_reserve else GangPhase.READY
-            self._cluster.all_gangs[gang_id] = _Gang(bundle, tuple(node_ids), phase)
+            self._cluster.all_gangs[gang_id] = _Gang(tuple(bundles), tuple(node_ids), phase, apart=apart)
         self._step()
 
     def gang_phase(self, gang_id: str) -> GangPhase:
@@ -134,7 +139,7 @@ class FakeRayConnection:
         gang = self._cluster.all_gangs.get(gang_id)
         return gang.phase if gang else GangPhase.GONE
 
-    def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
+    def start(self, gang_id: str, bundles: Sequence[Bundle], ranks: Sequence[RankStart]) -> None:
         gang = self._cluster.all_gangs.get(gang_id)
         if gang is None:
             raise NotFound(f"no gang {gang_id}")
@@ -148,12 +153,12 @@ class FakeRayConnection:
             self._watched.add((gang_id, r.rank))
         self._step()
 
-    def starts(self) -> tuple[tuple[str, int], ...]:
+    def starts(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
         self._step()
         if self._cluster.slow_start:
             return ()
         found, self._begun = self._begun, []
-        return tuple(found)
+        return tuple((g, r, self._gpu_ids(g, r)) for g, r in found if g in self._cluster.all_gangs)
 
     def adopt(self, gang_id: str, ranks: int) -> bool:
         self._step()
@@ -177,14 +182,12 @@ class FakeRayConnection:
                 self._watched.discard((gang_id, rank))
         return tuple(found)
 
-    def kill(self, gang_id: str, grace_s: float) -> None:
+    def kill(self, gang_id: str, grace_s: float, ranks: Collection[int] | None = None) -> None:
         gang = self._cluster.all_gangs.get(gang_id)
-        if gang is not None:
-            gang.killed = True
-            if not self._cluster.slow_exit:
-                for rank, end in gang.runners.items():
-                    if end is None:
-                        gang.runners[rank] = RankExit(rank, -15)
+        if gang is not None and not self._cluster.slow_exit:
+            for rank, end in gang.runners.items():
+                if end is None and (ranks is None or rank in ranks):
+                    gang.runners[rank] = RankExit(rank, -15)
         self._step()
 
     def release(self, gang_id: str) -> None:
@@ -192,9 +195,28 @@ class FakeRayConnection:
         self._watched = {key for key in self._watched if key[0] != gang_id}
         self._step()
 
+    def release_ranks(self, gang_id: str, ranks: Collection[int]) -> None:
+        gang = self._cluster.all_gangs.get(gang_id)
+        if gang is not None:
+            assert gang.apart, "its ranks share one placement group"
+            gang.gone |= set(ranks)
+            for rank in ranks:
+                if gang.runners.get(rank) is None:
+                    gang.runners[rank] = RankExit(rank, None, "its placement group was removed")
+        self._watched = {key for key in self._watched if key[0] != gang_id or key[1] not in ranks}
+        self._step()
+
     def drain(self, node_id: str, reason: str, deadline_s: float) -> None:
         self._cluster.live[node_id] = replace(self._cluster.live[node_id], draining=True)
         self._step()
+
+    def _gpu_ids(self, gang_id: str, rank: int) -> tuple[str, ...]:
+        """As a node with that many GPUs might give them out."""
+        gang = self._cluster.all_gangs[gang_id]
+        before = sum(int(b.gpus) for b, n in zip(gang.bundles[:rank], gang.node_ids, strict=False)
+                     if n == gang.node_ids[rank])  # fmt: skip
+        own = tuple(str(before + i) for i in range(int(gang.bundles[rank].gpus)))
+        return (*own, *gang.starts[rank].lent)
 
     def _step(self) -> None:
         c = self._cluster

@@ -22,6 +22,7 @@ from areal_sky.core.nodeenv import (
     GroupShape,
     HeadEnv,
     NodeEnv,
+    PoolShare,
 )
 from areal_sky.core.offers import (
     NO_PRICE,
@@ -302,6 +303,9 @@ def head_env(
         models=tuple((m.name, m.model_type) for m in spec.models),
         needs=launch.memory.needs,
         ageing_per_hour=spec.scheduling.ageing_per_hour,
+        pools=tuple(
+            PoolShare(p.name, p.model_type, p.guaranteed_gpus, p.max_gpus, p.borrow) for p in spec.scheduling.pools
+        ),
         lease_s=lease_s,
         idle_shutdown_s=spec.idle_shutdown_s,
         shape=launch.head.shape if spec.is_local else None,

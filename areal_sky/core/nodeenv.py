@@ -46,6 +46,17 @@ class GroupShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShare:
+    """GPUs for the tasks of one model type: guaranteed, at most (None: no limit); `borrow` idle ones beyond."""
+
+    name: str
+    model_type: str
+    guaranteed_gpus: float = 0.0
+    max_gpus: float | None = None
+    borrow: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class HeadEnv:
     """What a head needs to know. `state_dir` holds its journal and Ray's GCS store.
 
@@ -63,6 +74,7 @@ class HeadEnv:
     models: tuple[tuple[str, str], ...] = ()
     needs: tuple[ModelNeed, ...] = ()
     ageing_per_hour: float = 1.0
+    pools: tuple[PoolShare, ...] = ()
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0
     shape: NodeShape | None = None  # None: what Ray finds on the machine
@@ -84,6 +96,7 @@ class HeadEnv:
             )
             shape = raw.pop("shape", None)
             weights = tuple((str(k), float(v)) for k, v in raw.pop("weights", []))
+            pools = tuple(PoolShare(**cast("dict[str, Any]", p)) for p in raw.pop("pools", []))
             models = tuple((str(k), str(v)) for k, v in raw.pop("models", []))
             needs = tuple(ModelNeed(**cast("dict[str, Any]", n)) for n in raw.pop("needs", []))
             return HeadEnv(
@@ -92,6 +105,7 @@ class HeadEnv:
                 weights=weights,
                 models=models,
                 needs=needs,
+                pools=pools,
                 shape=None if shape is None else NodeShape(**shape),
             )
         except (TypeError, KeyError, ValueError) as e:

@@ -20,7 +20,10 @@ OutOfMemory = Literal["", "gpu", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank runs. `node_gpus`, `node_cpus`: what the whole node has (for the bill), 0 where nobody knows."""
+    """Where one rank runs. `node_gpus`, `node_cpus`: what the whole node has (for the bill), 0 where nobody knows.
+
+    `lent`: ids (as in CUDA_VISIBLE_DEVICES) of devices that the gang `lender` has lent; Ray counts them as that one's.
+    """
 
     node_id: str
     replica: str
@@ -28,6 +31,8 @@ class Place:
     devices: tuple[DeviceShare, ...] = ()
     node_gpus: float = 0.0
     node_cpus: float = 0.0
+    lent: tuple[str, ...] = ()
+    lender: str = ""
 
     def __str__(self) -> str:
         return f"{self.replica}/{self.index}"
@@ -90,6 +95,21 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Shrinking:
+    """These ranks of the elastic gang are told to end; the others run on."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """These ranks are gone, and what they held is free."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Requeued:
     """Waits again at its old place. `counted`: this uses up one of `max_retries`.
 
@@ -144,16 +164,16 @@ class NodeAvoided:
 
 
 TaskFact = (
-    Submitted | Warned | Placed | Starting | Started | RankExited | Stopping | Requeued | Checkpointed
-    | PhaseChanged | Ended
+    Submitted | Warned | Placed | Starting | Started | RankExited | Stopping | Shrinking | Shrunk | Requeued
+    | Checkpointed | PhaseChanged | Ended
 )
 NodeFact = Draining | NodeAvoided
 Fact = TaskFact | NodeFact
 _KINDS: dict[str, type[Fact]] = {
     c.__name__: c
     for c in (
-        Submitted, Warned, Placed, Starting, Started, RankExited, Stopping, Requeued, Checkpointed, PhaseChanged,
-        Ended, Draining, NodeAvoided,
+        Submitted, Warned, Placed, Starting, Started, RankExited, Stopping, Shrinking, Shrunk, Requeued, Checkpointed,
+        PhaseChanged, Ended, Draining, NodeAvoided,
     )
 }  # fmt: skip
 
@@ -182,6 +202,8 @@ class TaskEvent:
                 raw["spec"] = task_spec_from_json(raw["spec"])
             elif cls is Placed:
                 raw["places"], raw["claim"] = _places(raw["places"]), _places(raw.get("claim", ()))
+            elif cls in (Shrinking, Shrunk):
+                raw["ranks"] = tuple(raw["ranks"])
             elif cls is Requeued:
                 bundle = raw.get("bundle")
                 raw["bundle"] = None if bundle is None else Bundle(**bundle)
@@ -199,7 +221,8 @@ def _places(raw: Iterable[dict[str, Any]]) -> tuple[Place, ...]:
     return tuple(
         Place(
             p["node_id"], p["replica"], p["index"], tuple((int(i), float(x)) for i, x in p["devices"]),
-            float(p.get("node_gpus", 0.0)), float(p.get("node_cpus", 0.0)),
+            float(p.get("node_gpus", 0.0)), float(p.get("node_cpus", 0.0)), tuple(p.get("lent", ())),
+            str(p.get("lender", "")),
         )
         for p in raw
     )  # fmt: skip
@@ -233,6 +256,10 @@ def tell(event: TaskEvent) -> str:
             if accelerators:
                 later += f"; only on {' or '.join(accelerators)} from now on"
             return f"waits again at its old place: {reason}{later}"
+        case Shrinking(ranks=ranks, reason=reason):
+            return f"gives up {_ranks(ranks)}: {reason}"
+        case Shrunk(ranks=ranks):
+            return f"runs on without {_ranks(ranks)}"
         case Checkpointed():
             return "saved a checkpoint"
         case PhaseChanged(name=name, low=low):
@@ -251,6 +278,10 @@ _STOPPED: dict[StopKind, str] = {
     "cancel": "cancelled", "evict": "told to leave", "lost": "lost", "failed": "failed", "timeout": "timed out",
     "expired": "out of time", "preempt": "preempted", "shrink": "told to shrink",
 }  # fmt: skip
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
 
 
 def where(places: Collection[Place]) -> str:

@@ -29,6 +29,8 @@ from areal_sky.core.taskevents import (
     Placed,
     RankExited,
     Requeued,
+    Shrinking,
+    Shrunk,
     Started,
     Starting,
     StopKind,
@@ -83,6 +85,9 @@ class TaskRecord:
     larger_bundle: Bundle | None = None  # what it asks for after memory ran out
     larger_accelerators: tuple[str, ...] = ()
     checkpoint_s: float | None = None
+    leaving: tuple[int, ...] = ()  # ranks that are told to end while the others run on
+    leaving_s: float | None = None
+    gone: tuple[int, ...] = ()  # ranks that have done so
     phase: str = ""
     phase_low: bool = False
     served_s: float = 0.0
@@ -103,6 +108,26 @@ class TaskRecord:
     def holds(self) -> bool:
         """Whether it holds resources."""
         return self.state is TaskState.PLACED or self.state is TaskState.RUNNING
+
+    @property
+    def world(self) -> tuple[int, ...]:
+        """The ranks that are to run: all that were placed, less those that were given up."""
+        return tuple(r for r in range(len(self.places)) if r not in self.leaving and r not in self.gone)
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """The nodes of its places and of what is kept for it."""
+        return tuple(dict.fromkeys(p.node_id for p in (*self.places, *self.claim)))
+
+    @property
+    def held(self) -> tuple[Place, ...]:
+        """Where it holds resources."""
+        return tuple(p for r, p in enumerate(self.places) if r not in self.gone) if self.gone else self.places
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it may run with fewer bundles than it asks for."""
+        return self.spec.fewest_bundles < self.spec.bundles
 
     @property
     def bundle(self) -> Bundle:
@@ -151,6 +176,14 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
         case Stopping() if record.holds:
             since_s = t_s if record.stop_s is None else record.stop_s
             return replace(record, stop=fact.kind, stop_reason=fact.reason, stop_s=since_s)
+        case Shrinking() if record.holds:
+            leaving = tuple(sorted({*record.leaving, *fact.ranks}))
+            return replace(record, leaving=leaving, leaving_s=t_s)
+        case Shrunk() if record.holds:
+            left = tuple(r for r in record.leaving if r not in fact.ranks)
+            gone = tuple(sorted({*record.gone, *fact.ranks}))
+            # What the others hold is counted anew from here on.
+            return replace(record, leaving=left, gone=gone, placed_s=t_s, leaving_s=record.leaving_s if left else None)
         case Checkpointed() if record.holds:
             return replace(record, checkpoint_s=t_s)
         case PhaseChanged() if record.holds:
@@ -177,13 +210,15 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
 # What an attempt begins without.
 _CLEAN = {
     "starting": False, "exits": (), "stop": None, "stop_reason": "", "stop_s": None, "started_s": None,
-    "checkpoint_s": None, "phase": "", "phase_low": False,
+    "checkpoint_s": None, "phase": "", "phase_low": False, "leaving": (), "leaving_s": None, "gone": (),
 }  # fmt: skip
 
 
 def first_failure(record: TaskRecord) -> RankEnd | None:
     """The rank that failed first in this attempt; the others may only echo it."""
-    return min((e for e in record.exits if e.code != 0), key=lambda e: (e.t_s, e.rank), default=None)
+    world = set(record.world)
+    failed = (e for e in record.exits if e.code != 0 and e.rank in world)
+    return min(failed, key=lambda e: (e.t_s, e.rank), default=None)
 
 
 def failed_on(record: TaskRecord) -> Failure | None:

@@ -39,11 +39,11 @@ def verdict(
     echo of a dying node (a killed process, a vanished runner) is judged only after SETTLE_S.
     `larger_accelerators`: those of the cluster with more memory than the one that it runs on.
     """
+    world = record.world
     ends = {e.rank: e for e in record.exits}
-    dead = {r for r, p in enumerate(record.places) if p.node_id in dead_nodes}
-    finished = {r for r, e in ends.items() if e.code == 0}
-    world = range(len(record.places))
-    lost = sorted(dead - finished)
+    dead = {r for r in (*world, *record.leaving) if record.places[r].node_id in dead_nodes}
+    finished = {r for r in world if r in ends and ends[r].code == 0}
+    lost = sorted(dead & set(world) - finished)
     first_bad = first_failure(record)
     if record.stop is None:
         if len(finished) == len(world):
@@ -54,7 +54,7 @@ def verdict(
             return Stopping("failed", _why_failed(first_bad))
         return Wait()
 
-    silent = [r for r in world if r not in ends and r not in dead]
+    silent = [r for r in (*world, *record.leaving) if r not in ends and r not in dead]
     given_up = record.stop_s is not None and now_s > record.stop_s + grace_s + SILENT_S
     if silent and not given_up:
         return Wait()
@@ -74,10 +74,19 @@ def verdict(
         return Requeued(f"node {record.places[lost[0]]} died under rank {lost[0]}", counted=False)
     if record.stop == "timeout":
         return _try_again(record, now_s, None, larger_accelerators)
-    echo = any(e.code is None for e in ends.values()) or (first_bad and first_bad.code in _SIGTERM_OR_KILL)
+    echo = any(ends[r].code is None for r in world if r in ends) or (first_bad and first_bad.code in _SIGTERM_OR_KILL)
     if echo and first_bad and now_s < first_bad.t_s + SETTLE_S:
         return Wait()
     return _try_again(record, now_s, first_bad, larger_accelerators)
+
+
+def shrunk(record: TaskRecord, dead_nodes: Collection[str], now_s: float, grace_s: float) -> tuple[int, ...]:
+    """The leaving ranks that are gone: ended, lost with their nodes, or silent for too long after the kill."""
+    if not record.leaving or record.stop is not None:
+        return ()
+    ended = {e.rank for e in record.exits}
+    given_up = record.leaving_s is not None and now_s > record.leaving_s + grace_s + SILENT_S
+    return tuple(r for r in record.leaving if given_up or r in ended or record.places[r].node_id in dead_nodes)
 
 
 def overdue(record: TaskRecord, now_s: float) -> Stopping | Ended | None:

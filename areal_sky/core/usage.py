@@ -56,7 +56,7 @@ def holds(record: TaskRecord, until_s: float | None) -> tuple[Hold, ...]:
         return ()
     by_node: dict[tuple[str, int], Hold] = {}
     bundle, spec = record.bundle, record.spec
-    for p in record.places:
+    for p in record.held:
         node = (p.replica, p.index)
         known = by_node.get(node)
         if known is not None:
@@ -78,8 +78,10 @@ def holds(record: TaskRecord, until_s: float | None) -> tuple[Hold, ...]:
 
 def released(before: TaskRecord | None, after: TaskRecord) -> tuple[Hold, ...]:
     """The holds that ended with the step from `before` to `after`."""
-    if before is None or not before.holds or after.holds:
+    if before is None or not before.holds or (after.holds and before.held == after.held):
         return ()
+    if after.holds:  # an elastic gang has become smaller: a new entry begins
+        return holds(before, after.placed_s)
     return holds(before, after.since_s)
 
 

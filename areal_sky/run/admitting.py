@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement
+from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement, Pool, Restore, Shrink
 from areal_sky.core.failures import suspect
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, fit
 from areal_sky.core.queueing import WeightedOrder
-from areal_sky.core.taskevents import Place as TaskPlace
-from areal_sky.core.taskevents import Placed
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.tenancy import DriverNeed
+from areal_sky.errors import InvalidInput
 from areal_sky.run import drivers
 from areal_sky.run.nodebook import NodeBook
 
@@ -25,14 +25,20 @@ class Admitting:
 
     def __init__(self, env: HeadEnv, book: NodeBook, order: WeightedOrder | None = None):
         self.order = order or WeightedOrder(env.ageing_per_hour)
-        self._engine = Admission(self.order)
+        pools = [Pool(p.name, p.guaranteed_gpus, math.inf if p.max_gpus is None else p.max_gpus, p.borrow)
+                 for p in env.pools]  # fmt: skip
+        self._engine = Admission(self.order, pools)
+        self._pools = {p.model_type: p.name for p in env.pools}
         self._book = book
         self._weights = dict(env.weights)
         self._model_types = dict(env.models)
         self._rooms: dict[str, NodeRoom] = {}  # what the engine was told of each node
+        self._ranks: dict[str, list[int]] = {}  # the engine numbers the ranks that a task has anew from 0
+        self._lent: dict[str, list[int]] = {}
         self._elsewhere: dict[str, TaskRecord] = {}  # waiting tasks that shall not run where they failed
         self._env = env
         self._drivers: dict[str, TaskRecord] = {}  # waiting drivers
+        self._withheld: set[str] = set()  # those of them that the engine does not know now
 
     # ---------------------------------------------------------------- what happens
 
@@ -50,21 +56,52 @@ class Admitting:
     def drop(self, task_id: str, now_s: float) -> None:
         """It neither waits for room nor holds any. Nothing happens when it did not."""
         self._engine.ended(task_id, now_s)
-        self._elsewhere.pop(task_id, None)
-        self._drivers.pop(task_id, None)
+        for known in (self._elsewhere, self._ranks, self._lent, self._drivers):
+            known.pop(task_id, None)
+        self._withheld.discard(task_id)
 
     def adopt(self, r: TaskRecord) -> None:
         """It holds its places already: it was placed by an earlier process."""
-        held = r.claim or r.places
+        held = r.claim or r.held
         placement = Placement(tuple(p.node_id for p in held), tuple(p.devices for p in held))
-        since_s = r.placed_s if r.placed_s is not None else r.since_s
-        self._hold(r, placement, since_s)
+        self._hold(r, placement, r.placed_s if r.placed_s is not None else r.since_s)
+        self._ranks[r.task_id] = [rank for rank in range(len(r.claim or r.places)) if rank not in r.gone]
+        if r.checkpoint_s is not None:
+            self._engine.progress(r.task_id, r.checkpoint_s)
 
     def _hold(self, r: TaskRecord, placement: Placement, since_s: float) -> None:
         entry = self.entry(r)
         if r.spec.backends is not None:
             entry = replace(entry, ask=drivers.held_ask(r, len(placement.node_ids)))
         self._engine.adopt(entry, placement, since_s, r.served_s)
+
+    def progress(self, task_id: str, checkpoint_s: float) -> None:
+        """The running task has a checkpoint of its work up to then."""
+        self._engine.progress(task_id, checkpoint_s)
+
+    def shrunk(self, task_id: str, ranks: Collection[int], now_s: float) -> None:
+        """These ranks of an elastic gang are gone."""
+        mine = self._ranks[task_id]
+        self._engine.shrunk(task_id, [i for i, rank in enumerate(mine) if rank in ranks], now_s)
+        self._ranks[task_id] = [rank for rank in mine if rank not in ranks]
+
+    def lend(self, r: TaskRecord, now_s: float) -> None:
+        """The task lends the room of all its ranks; nothing happens while it cannot (it is being ended)."""
+        if self.has_lent(r.task_id) or not r.world or r.claim:
+            return
+        try:
+            self._engine.lend(r.task_id, range(len(self._ranks[r.task_id])), now_s)
+        except InvalidInput:
+            return
+        self._lent[r.task_id], self._ranks[r.task_id] = self._ranks[r.task_id], []
+
+    def take_back(self, task_id: str, now_s: float) -> None:
+        """It needs its room again; who has borrowed it is ended by what `decide` says next."""
+        self._engine.take_back(task_id, now_s)
+
+    def has_lent(self, task_id: str) -> bool:
+        """Whether the room that it has lent is not its own again yet."""
+        return task_id in self._lent
 
     def look(self, now_s: float) -> None:
         """The nodes as they are now, foreign work on them included."""
@@ -83,15 +120,44 @@ class Admitting:
 
     def decide(self, now_s: float) -> list[Decision]:
         """What is to be done now. It counts as done: `undo` what could not be recorded."""
+        self._withhold()
         decisions = [self._as_driver(d, now_s) for d in self._engine.decide(now_s)]
-        for task_id in [t for t in self._engine.waiting_ids if t in self._drivers] if self._drivers else ():
-            r = self._drivers[task_id]
-            found = drivers.over_groups(r, self._need(r), self._engine.rooms())
-            if isinstance(found, Placement):
-                decisions.append(self._as_driver(Place(task_id, found), now_s))
+        decisions += [self._as_driver(d, now_s) for d in self._over_groups()]
         for d in decisions:
-            self._elsewhere.pop(d.task_id, None)
+            match d:
+                case Place():
+                    self._elsewhere.pop(d.task_id, None)
+                    self._ranks[d.task_id] = list(range(len(d.placement.node_ids)))
+                case Restore():
+                    self._ranks[d.task_id] = [*self._ranks[d.task_id], *self._lent.pop(d.task_id, [])]
+                case _:
+                    pass
         return decisions
+
+    def _withhold(self) -> None:
+        """While room is lent no driver starts: Ray, where it makes its groups, knows nothing of loans."""
+        for task_id, r in self._drivers.items():
+            if self._lent and task_id not in self._withheld:
+                self._engine.withdraw(task_id)
+                self._withheld.add(task_id)
+            elif not self._lent and task_id in self._withheld:
+                self._withheld.discard(task_id)
+                self._engine.submit(self.entry(r), r.served_s)
+
+    def _over_groups(self) -> list[Place]:
+        """Drivers for which no node group alone has room, but several together. Reservations come first."""
+        waiting = [r for t, r in self._drivers.items() if t not in self._withheld]
+        free = sum(room.free_gpus for room in self._engine.rooms()) if waiting else 0.0
+        if all(self._need(r).gpus > free for r in waiting):
+            return []
+        for task_id in self._engine.waiting_ids:
+            r = self._drivers.get(task_id)
+            found = drivers.over_groups(r, self._need(r), self._engine.rooms()) if r is not None else None
+            if isinstance(found, Placement):
+                return [Place(task_id, found)]  # one at a time: the next tick comes soon
+            if self._engine.reservation(task_id) is not None:
+                break
+        return []
 
     def _as_driver(self, decision: Decision, now_s: float) -> Decision:
         """Of a driver: what it holds from now on, one GPU a bundle; of others the decision as it is."""
@@ -107,6 +173,11 @@ class Admitting:
         need = drivers.need_of(r.spec, self._env)
         assert need is not None
         return need
+
+    def ranks_of(self, shrink: Shrink) -> tuple[int, ...]:
+        """The task's own numbers of the ranks that it shall give up."""
+        mine = self._ranks[shrink.task_id]
+        return tuple(mine[i] for i in shrink.ranks)
 
     def undo(self, decisions: Iterable[Decision], waiting: Mapping[str, TaskRecord], now_s: float) -> None:
         """These were not recorded: the tasks wait on."""
@@ -146,6 +217,7 @@ class Admitting:
             r.task_id, r.number, self.ask(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
             kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s, preemptible=spec.may_be_preempted,
             min_bundles=spec.min_bundles or 0, min_runtime_s=MIN_RUNTIME_S,
+            pool=self._pools.get(self._model_type(r) or ""),
         )  # fmt: skip
 
     def _others(self, r: TaskRecord) -> tuple[str, ...]:
@@ -158,26 +230,15 @@ class Admitting:
 
     def weight(self, r: TaskRecord) -> float:
         """The weight of its model type."""
-        model_type = r.spec.model_type or self._model_types.get(r.spec.model or "")
-        return self._weights.get(model_type or "", 1.0)
+        return self._weights.get(self._model_type(r) or "", 1.0)
 
     def ask(self, r: TaskRecord) -> Ask:
         """What it waits for."""
         need = drivers.need_of(r.spec, self._env)
         return ask_of(r) if need is None else drivers.waiting_ask(r, need)
 
-    def placed(self, r: TaskRecord, placement: Placement) -> Placed:
-        """The placement as it is recorded. A driver itself runs where its first GPU is, and holds none."""
-        places = self._places(placement)
-        if r.spec.backends is None:
-            return Placed(r.attempt + 1, places)
-        return Placed(r.attempt + 1, (replace(places[0], devices=()),), places)
-
-    def _places(self, placement: Placement) -> tuple[TaskPlace, ...]:
-        return tuple(
-            TaskPlace(n, *self._book.place_labels(n), d, *self._book.node_size(n))
-            for n, d in zip(placement.node_ids, placement.devices, strict=True)
-        )
+    def _model_type(self, r: TaskRecord) -> str | None:
+        return r.spec.model_type or self._model_types.get(r.spec.model or "")
 
 
 def ask_of(r: TaskRecord) -> Ask:

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RayCluster
+from areal_sky.core.admission import Decision, Preempt, Shrink
+from areal_sky.core.admission import Place as PlaceDecision
 from areal_sky.core.failures import backoff_s, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask
@@ -22,6 +24,8 @@ from areal_sky.core.taskevents import (
     Ended,
     RankExited,
     Requeued,
+    Shrinking,
+    Shrunk,
     Started,
     Starting,
     Stopping,
@@ -30,12 +34,14 @@ from areal_sky.core.taskevents import (
 )
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskState
-from areal_sky.core.taskverdict import Verdict, overdue, verdict
+from areal_sky.core.taskverdict import Verdict, overdue, shrunk, verdict
 from areal_sky.errors import StateError
 from areal_sky.run.admitting import Admitting
+from areal_sky.run.drivers import placed
 from areal_sky.run.gangs import Gangs
 from areal_sky.run.health import NodeHealth
 from areal_sky.run.journal import Journal
+from areal_sky.run.lending import lent_devices, may_lend, places
 from areal_sky.run.metricbook import MetricBook
 from areal_sky.run.nodebook import LoadSource, NodeBook
 from areal_sky.run.pending import Pending
@@ -84,6 +90,7 @@ class Dispatch:
         self._metrics = MetricBook(journal)
         self._adopted = False
         self._exits_due: list[tuple[str, RankExit]] = []
+        self._owed: list[Decision] = []  # decided, but not on disk yet
         self._not_reserved: dict[str, int] = {}  # how often in a row Ray has not reserved for a task
         self._pending = Pending(self._tasks)
         for r in self._tasks.holding.values():
@@ -97,8 +104,7 @@ class Dispatch:
         """Look at Ray, record what happened, decide, act. Raises Unreachable, StateError; the next tick goes on."""
         if not self._adopted:
             self._adopt(now_s)
-        nodes, exits = self._gangs.look()
-        foreign = self._gangs.foreign(list(self._tasks.holding.values()))
+        nodes, exits, foreign = self._gangs.look(list(self._tasks.holding.values()))
         self._exits_due += exits
         with self._lock:
             self._metrics.write()
@@ -135,8 +141,7 @@ class Dispatch:
 
     def _evict_overdue(self, now_s: float) -> None:
         for r in [r for r in self._tasks.holding.values() if r.stop is None]:
-            found = (self._book.drain_of(p.node_id) for p in (*r.places, *r.claim))
-            drains = [d for d in found if d is not None and d.deadline_s <= now_s]
+            drains = [d for n in r.all_nodes if (d := self._book.drain_of(n)) and d.deadline_s <= now_s]
             if drains:
                 reason = f"replica {drains[0].replica} is leaving: {drains[0].reason}"
                 if r.state is TaskState.PLACED and not r.starting:
@@ -157,6 +162,10 @@ class Dispatch:
                 if r.starting and r.stop is None and now_s > r.since_s + RESERVE_S + START_S:
                     self._requeue(r, now_s, f"its ranks did not start within {START_S:g} s")
                     continue
+                if gone := shrunk(r, dead, now_s, self.grace_s):
+                    r = self._record(TaskEvent(now_s, task_id, Shrunk(gone)))[task_id]
+                    self._admitting.shrunk(task_id, gone, now_s)
+                self._lend(r, now_s)
                 self._follow(r, verdict(r, dead, now_s, self.grace_s, self._health.larger_accelerators(r)), now_s)
             elif dead:
                 self._requeue(r, now_s, f"node {next(str(p) for p in r.places if p.node_id in dead)} died")
@@ -232,27 +241,62 @@ class Dispatch:
         """What the admission engine decides is recorded; what cannot be recorded has not happened."""
         self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
         self._admitting.look(now_s)
-        decisions = self._admitting.decide(now_s)
-        waiting = self._tasks.waiting
+        decisions, self._owed = [*self._owed, *self._admitting.decide(now_s)], []
         try:
-            self._record(*(
-                TaskEvent(now_s, d.task_id, self._admitting.placed(waiting[d.task_id], d.placement)) for d in decisions
-            ))  # fmt: skip
+            self._record(*(e for d in decisions if (e := self._event(d, now_s)) is not None))
         except StateError:
-            self._admitting.undo(decisions, waiting, now_s)
+            self._admitting.undo(decisions, self._tasks.waiting, now_s)
+            self._owed = [d for d in decisions if not isinstance(d, PlaceDecision)]
             raise
         if decisions:
             self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
 
+    def _event(self, d: Decision, now_s: float) -> TaskEvent | None:
+        """A decision as a fact."""
+        r = self._tasks.live(d.task_id)
+        if r is None:
+            return None
+        match d:
+            case PlaceDecision():
+                lenders = [x for x in self._tasks.holding.values() if self._admitting.has_lent(x.task_id)]
+                lent = lent_devices((x, self._gangs.gpu_ids(x)) for x in lenders)
+                return TaskEvent(now_s, d.task_id, placed(r, places(d.placement, lent, self._book)))
+            case Preempt() if r.holds and r.stop is None:
+                return TaskEvent(now_s, d.task_id, Stopping("preempt", d.reason))
+            case Shrink() if r.holds and r.stop is None:
+                return TaskEvent(now_s, d.task_id, Shrinking(self._admitting.ranks_of(d), d.reason))
+            case _:
+                return None
+
+    def _lend(self, r: TaskRecord, now_s: float) -> None:
+        """A task in a low phase lends its GPUs; after it, who has borrowed them goes."""
+        if r.phase_low:
+            if r.stop is None and may_lend(r, self._gangs.gpu_ids(r)):
+                self._admitting.lend(r, now_s)
+            return
+        if self._admitting.has_lent(r.task_id):
+            self._admitting.take_back(r.task_id, now_s)
+        for other in self._borrowers(r):
+            if other.stop is None:
+                reason = f"its GPUs were lent by {r.task_id}, which needs them again"
+                self._record(TaskEvent(now_s, other.task_id, Stopping("preempt", reason)))
+
+    def _borrowers(self, r: TaskRecord) -> list[TaskRecord]:
+        """Tasks that run on GPUs which this one has lent."""
+        return [x for x in self._tasks.holding.values() if any(p.lender == r.gang_id for p in x.held)]
+
     def _act(self, now_s: float) -> None:
         """Ask Ray for what the records say. What fails is asked again by the next tick."""
         with self._lock:
-            holding, over = list(self._tasks.holding.values()), self._gangs.over()
+            holding = list(self._tasks.holding.values())
+            over = self._gangs.over(holding)
         self._gangs.release(over)
         for r in holding:
             self._gangs.reserve(r)
             if r.stop is not None:
                 self._gangs.kill(r, self.grace_s)
+            self._gangs.kill_ranks(r, self.grace_s)
+            self._gangs.release_ranks(r)
         # A reservation takes Ray a few milliseconds; waiting them out here starts the task a tick earlier.
         for _ in range(5):
             reserved = [r for r in holding if r.gang_id in self._gangs.reserved]

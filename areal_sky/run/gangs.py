@@ -6,10 +6,11 @@ Only the thread that ticks uses it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayCluster, RayNode
+from areal_sky.core.model import Bundle
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.tenancy import Foreign
 from areal_sky.errors import ArealSkyError
@@ -24,18 +25,22 @@ class Gangs:
         self._launched: set[str] = set()
         self._killed: set[str] = set()
         self._to_release: set[str] = set()
-        self._up: dict[str, set[int]] = {}
+        self._told_to_leave: set[tuple[str, int]] = set()
+        self._given_back: set[tuple[str, int]] = set()
+        self._up: dict[str, dict[int, tuple[str, ...]]] = {}  # ids of the GPUs of each rank that has started
 
-    def look(self) -> tuple[tuple[RayNode, ...], tuple[tuple[str, RankExit], ...]]:
-        """(live nodes, ranks that have ended since the last look). Raises Unreachable."""
-        for gang_id, rank in self._ray.starts():
-            self._up.setdefault(gang_id, set()).add(rank)
+    def look(
+        self, holding: Collection[TaskRecord] = ()
+    ) -> tuple[tuple[RayNode, ...], tuple[tuple[str, RankExit], ...], Foreign]:
+        """(live nodes, ranks that have ended since the last look, what others hold). Raises Unreachable.
+
+        Others are looked at where it matters whose their use is: while a driver is among `holding`.
+        """
+        for gang_id, rank, gpu_ids in self._ray.starts():
+            self._up.setdefault(gang_id, {})[rank] = gpu_ids
         exits = self._ray.exits()
-        return self._ray.nodes(), exits
-
-    def foreign(self, holding: Collection[TaskRecord]) -> Foreign:
-        """What others hold, where it matters whose it is: while a driver runs. Raises Unreachable."""
-        return self._ray.foreign() if any(r.claim for r in holding) else Foreign()
+        nodes = self._ray.nodes()
+        return nodes, exits, self._ray.foreign() if any(r.claim for r in holding) else Foreign()
 
     def adopt(self, holding: Collection[TaskRecord]) -> list[TaskRecord]:
         """Takes over the gangs that an earlier process started, and returns those it had only begun to start.
@@ -59,8 +64,12 @@ class Gangs:
 
     def all_up(self, r: TaskRecord) -> bool:
         """Whether every rank's process has been started; one that has ended was started, too."""
-        up = self._up.get(r.gang_id, set()) | {e.rank for e in r.exits if e.code is not None}
-        return len(up) >= len(r.places)
+        up = {*self._up.get(r.gang_id, ()), *(e.rank for e in r.exits if e.code is not None)}
+        return up >= set(r.world)
+
+    def gpu_ids(self, r: TaskRecord) -> dict[int, tuple[str, ...]]:
+        """The ids of the GPUs that each of its ranks has, as far as the ranks have told."""
+        return self._up.get(r.gang_id, {})
 
     def is_launched(self, gang_id: str) -> bool:
         """Whether its ranks may run: Ray was told to start them."""
@@ -73,10 +82,13 @@ class Gangs:
         self._launched.discard(gang_id)
         self._killed.discard(gang_id)
         self._up.pop(gang_id, None)
+        for ranks in (self._told_to_leave, self._given_back):
+            ranks -= {key for key in ranks if key[0] == gang_id}
 
-    def over(self) -> list[str]:
-        """Gangs whose resources are to be given back."""
-        return list(self._to_release)
+    def over(self, holding: Iterable[TaskRecord]) -> list[str]:
+        """Gangs whose resources are to be given back now: not those from which others live that still run."""
+        lenders = {p.lender for r in holding for p in r.held if p.lender}
+        return [gang_id for gang_id in self._to_release if gang_id not in lenders]
 
     def release(self, gang_ids: Collection[str]) -> None:
         for gang_id in gang_ids:
@@ -89,7 +101,7 @@ class Gangs:
         if r.starting or r.started_s is not None or r.gang_id in self.reserved:
             return
         nodes = [p.node_id for p in r.places]
-        if self._tried("reserve", lambda: self._ray.reserve(r.gang_id, r.bundle, nodes)):
+        if self._tried("reserve", lambda: self._ray.reserve(r.gang_id, _bundles(r), nodes, r.elastic)):
             self.reserved.add(r.gang_id)
 
     def kill(self, r: TaskRecord, grace_s: float) -> None:
@@ -97,6 +109,18 @@ class Gangs:
         due = r.gang_id in self._launched and r.gang_id not in self._killed
         if due and self._tried("stop", lambda: self._ray.kill(r.gang_id, grace_s)):
             self._killed.add(r.gang_id)
+
+    def kill_ranks(self, r: TaskRecord, grace_s: float) -> None:
+        """The same for the ranks that the gang gives up."""
+        due = [rank for rank in r.leaving if (r.gang_id, rank) not in self._told_to_leave]
+        if due and self._tried("stop ranks", lambda: self._ray.kill(r.gang_id, grace_s, due)):
+            self._told_to_leave |= {(r.gang_id, rank) for rank in due}
+
+    def release_ranks(self, r: TaskRecord) -> None:
+        """What the ranks that are gone had is given back."""
+        due = [rank for rank in r.gone if (r.gang_id, rank) not in self._given_back]
+        if due and self._tried("release ranks", lambda: self._ray.release_ranks(r.gang_id, due)):
+            self._given_back |= {(r.gang_id, rank) for rank in due}
 
     def phase(self, gang_id: str) -> GangPhase:
         """How far Ray is with reserving. Raises Unreachable."""
@@ -106,7 +130,7 @@ class Gangs:
         """Starts the gang's ranks, once; harmless when some run already."""
         if r.gang_id in self._launched:
             return
-        if self._tried("start", lambda: self._ray.start(r.gang_id, r.bundle, _rank_starts(r))):
+        if self._tried("start", lambda: self._ray.start(r.gang_id, _bundles(r), _rank_starts(r))):
             self._launched.add(r.gang_id)
 
     def _tried(self, what: str, call: Callable[[], Any]) -> bool:
@@ -124,5 +148,12 @@ def _rank_starts(r: TaskRecord) -> list[RankStart]:
         envs["AREAL_SKY_ARRAY_INDEX"] = str(r.spec.array_index)
         envs["AREAL_SKY_ARRAY_SIZE"] = str(r.spec.array)
     return [
-        RankStart(rank, r.spec.command, r.spec.payload, dict(envs), r.spec.kind) for rank in range(len(r.places))
+        RankStart(rank, r.spec.command, r.spec.payload, dict(envs), r.spec.kind, r.bundle.gpus, place.lent)
+        for rank, place in enumerate(r.places)
     ]
+
+
+def _bundles(r: TaskRecord) -> list[Bundle]:
+    """What Ray is asked for, per rank. Of what another task has lent Ray knows nothing: it counts as that one's."""
+    lean = (Bundle(max(0.0, r.bundle.gpus - len(p.lent)), 0.0, 0.0) if p.lent else r.bundle for p in r.places)
+    return list(lean)

@@ -62,7 +62,7 @@ class NodeBook:
                 claim = self._claims.setdefault(r.gang_id, {})
                 claim[place.node_id] = total((claim.get(place.node_id, NOTHING), Bundle(1.0, 0.0, 0.0)))
                 self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
-            for place in r.places if r.holds else ():
+            for place in r.held if r.holds else ():
                 known = r.state is TaskState.RUNNING or r.gang_id in reserved
                 self._held.setdefault(place.node_id, []).append(Held(r.bundle, place.devices, known, bool(r.claim)))
                 self._tasks_on.setdefault(place.node_id, set()).add(r.task_id)
@@ -115,7 +115,7 @@ class NodeBook:
 
     def dead_among(self, record: TaskRecord) -> set[str]:
         """The task's nodes that no longer live."""
-        return {p.node_id for p in record.places if p.node_id not in self._nodes}
+        return {p.node_id for p in record.held if p.node_id not in self._nodes}
 
     def node_ids_of(self, replica: str) -> tuple[str, ...]:
         return tuple(sorted(i for i, n in self._nodes.items() if n.labels.get("replica") == replica))

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import IO
 
 from areal_sky.adapters.ports import RankStart
-from areal_sky.core.model import Bundle
 from areal_sky.core.nodeenv import SECRET_KEYS, task_token
 from areal_sky.run.oom import OOM_KILLED, oom_kills
 from areal_sky.run.shipper import LogShipper
@@ -50,6 +49,7 @@ class RankOrder:
     payload: str | None
     gpus: float
     envs: Mapping[str, str]
+    lent: tuple[str, ...] = ()  # ids of GPUs that Ray counts as another task's
 
 
 class Runner:
@@ -69,13 +69,14 @@ class Runner:
                 self._port = int(s.getsockname()[1])
         return self._port
 
-    async def start(self, master_addr: str, master_port: int) -> int:
-        """Starts the command once; returns the command's pid, 0 when it does not run."""
+    async def start(self, master_addr: str, master_port: int) -> tuple[int, list[str]]:
+        """Starts the command once; returns its pid (0 when it does not run) and the ids of its GPUs."""
         if self._process is None:
             self._process = RankProcess(self._order, master_addr, master_port)
             if self._stopped:
                 self._process.stop(0)
-        return await asyncio.to_thread(self._process.start)
+        pid = await asyncio.to_thread(self._process.start)
+        return pid, [d for d in self._process.visible.split(",") if d]
 
     async def wait_exit(self) -> tuple[int | None, str]:
         """(exit code, "") once the command has ended and its output was taken; -N when signal N ended it.
@@ -116,6 +117,8 @@ class RankProcess:
         name = f"{order.attempt}.{order.rank}"
         self.work_dir = self.node_dir / "work" / order.task_id / name
         self.log_files = {s: self.node_dir / "logs" / order.task_id / f"{name}.{s}" for s in ("out", "err")}
+        own = environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if order.gpus > len(order.lent) else []
+        self.visible = ",".join([*(d for d in own if d), *order.lent])
         self._master = {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port)}
 
     def start(self) -> int:
@@ -163,7 +166,7 @@ class RankProcess:
             RANK=str(o.rank),
             WORLD_SIZE=str(o.world_size),
             LOCAL_RANK="0",  # every rank sees only its own devices
-            CUDA_VISIBLE_DEVICES=self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else "",
+            CUDA_VISIBLE_DEVICES=self.visible,
             AREAL_SKY_TASK_ID=o.task_id,
             AREAL_SKY_ATTEMPT=str(o.attempt),
             AREAL_SKY_TOKEN=task_token(self._environ.get("AREAL_SKY_NODE_TOKEN", "")),
@@ -183,7 +186,7 @@ class RankProcess:
             "task_id": o.task_id,
             "rank": o.rank,
             "kind": o.kind,
-            "gpus": _device_ids(self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else ""),
+            "gpus": _device_ids(self.visible),
             "gpus_frac": min(1.0, o.gpus),
         }
         running = self.node_dir / "running" / f"{o.task_id}.{o.rank}.json"
@@ -248,10 +251,11 @@ def _device_ids(visible: str) -> list[int | str]:
     return [int(d) if d.strip().isdigit() else d.strip() for d in visible.split(",") if d.strip()]
 
 
-def runner_arguments(gang_id: str, world_size: int, bundle: Bundle, start: RankStart) -> tuple[RankOrder]:
+def runner_arguments(gang_id: str, world_size: int, start: RankStart) -> tuple[RankOrder]:
     """What the Ray adapter gives a Runner: the order for one rank of a gang."""
     task_id, _, attempt = gang_id.rpartition(".")
     order = RankOrder(
-        task_id, int(attempt), start.rank, world_size, start.kind, start.command, start.payload, bundle.gpus, start.envs
-    )
+        task_id, int(attempt), start.rank, world_size, start.kind, start.command, start.payload, start.gpus, start.envs,
+        start.lent,
+    )  # fmt: skip
     return (order,)

@@ -149,6 +149,7 @@ class TaskService(Dispatch):
         """The task's work up to now is safe. Raises NotFound, Refused where it does not run, StateError."""
         with self._lock:
             self._report(task_id, Checkpointed())
+            self._admitting.progress(task_id, self._clock.now())
 
     def enter_phase(self, task_id: str, name: str, low: bool) -> None:
         """The task is in this phase from now on; `low`: it leaves its GPUs idle meanwhile.
@@ -159,6 +160,9 @@ class TaskService(Dispatch):
             raise InvalidInput("phase: expected a name of 1 to 64 printable characters")
         with self._lock:
             self._report(task_id, PhaseChanged(name, low))
+            r = self._known(task_id)
+            if r.started_s is not None:
+                self._lend(r, self._clock.now())
 
     def drain_replica(self, replica: str, reason: str, deadline_s: float) -> int:
         """No new work on the replica's live nodes; what runs there at `deadline_s` is requeued. Returns the nodes.
@@ -256,4 +260,5 @@ class TaskService(Dispatch):
         return view(
             r, weight=self._admitting.weight(r), score=self._admitting.score(r, now_s) if queued else None,
             reason=self._reason(r, now_s), metrics=self._metrics.of(r.task_id), now_s=now_s,
+            borrowers=[x.task_id for x in self._borrowers(r)] if r.holds else [],
         )  # fmt: skip

@@ -19,7 +19,6 @@ import psutil
 import pytest
 
 from areal_sky.adapters.ports import RankStart
-from areal_sky.core.model import Bundle
 from areal_sky.errors import Unreachable
 from areal_sky.run import runner, shipper
 from areal_sky.run.runner import RankOrder, RankProcess, Runner, runner_arguments
@@ -262,7 +261,7 @@ def test_the_actor_answers_while_the_command_runs(tmp_path: Path, monkeypatch: p
     start = RankStart(0, "echo $MASTER_PORT; sleep 30", None, {}, "train")
 
     async def drive() -> tuple[int | None, str]:
-        actor = Runner(*runner_arguments("t3.2", 1, Bundle(), start))
+        actor = Runner(*runner_arguments("t3.2", 1, start))
         port = await actor.free_port()
         first = await actor.start("127.0.0.1", port)
         assert await actor.start("127.0.0.1", port) == first  # started once, however often it is told
@@ -280,9 +279,9 @@ def test_a_stop_that_overtakes_the_start_wins(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("AREAL_SKY_NODE_DIR", str(tmp_path))
 
     async def drive() -> tuple[int | None, str]:
-        actor = Runner(*runner_arguments("t4.1", 1, Bundle(), RankStart(0, "touch ran; sleep 30", None, {})))
+        actor = Runner(*runner_arguments("t4.1", 1, RankStart(0, "touch ran; sleep 30", None, {})))
         await actor.stop(5)
-        assert await actor.start("127.0.0.1", 1) == 0
+        assert await actor.start("127.0.0.1", 1) == (0, [])
         return await actor.wait_exit()
 
     assert asyncio.run(drive()) == (-signal.SIGTERM, "")

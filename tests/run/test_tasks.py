@@ -277,7 +277,7 @@ def test_a_long_waiting_gang_is_not_starved_by_small_tasks(world: World) -> None
     late = world.submit(priority=1)
     world.tick(2)
     assert world.state(late) == "QUEUED"
-    assert "held back" in world.service.get(late)["reason"]
+    assert "2 nodes are reserved for tasks before it" in world.service.get(late)["reason"]
     for task in small:
         world.finish(task)
     world.tick(3)
