@@ -42,23 +42,21 @@ from areal_sky.errors import InvalidInput, Refused
 from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec
 
 Region = tuple[str, str | None]  # cloud, region
+Files = Mapping[str, Architecture]  # of models whose `config` is a file, by the model's name
 # The head runs Ray's GCS, the gateway and the scheduler, and no tasks of size: measured below 1 GiB at rest.
 HEAD_CPUS = 4.0
 HEAD_MEMORY_GIB = 16.0
-MAX_ALTERNATIVES = 5
-MAX_PLACES = 3
+MAX_ALTERNATIVES, MAX_PLACES = 5, 3
 UNBOUNDED = 1e6  # vCPUs or GiB: more than any machine has, and a number that JSON can carry
 
 
-def plan(
-    spec: ClusterSpec, offers: Sequence[Offer] | Known, architectures: Mapping[str, Architecture] | None = None
-) -> LaunchPlan:
+def plan(spec: ClusterSpec, offers: Sequence[Offer] | Known, files: Files | None = None) -> LaunchPlan:
     """Choose an offer for the head and for every group, and say what is guessed and what is not known.
 
     Raises Refused with every reason why it must not be launched so: over `budget.max_hourly_usd` even at the least
     that would run, groups that share no region, infra that cannot do what is asked.
     """
-    planned = draft(spec, offers, architectures)
+    planned = draft(spec, offers, files)
     refuse(planned)
     return planned
 
@@ -69,12 +67,10 @@ def refuse(planned: LaunchPlan) -> None:
         raise Refused("\n".join(planned.refusals))
 
 
-def draft(
-    spec: ClusterSpec, offers: Sequence[Offer] | Known, architectures: Mapping[str, Architecture] | None = None
-) -> LaunchPlan:
+def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known, files: Files | None = None) -> LaunchPlan:
     """The plan, its `refusals` named instead of raised: for showing it.
 
-    `architectures`: those read from files, by model. What does not fit a GPU is in `memory`, not a refusal here.
+    What does not fit a GPU is in `memory`, not a refusal here.
     """
     known = offers if isinstance(offers, Known) else Known(tuple(offers))
     notes = Notes(list(spec.guesses), list(known.unknowns))
@@ -93,7 +89,7 @@ def draft(
         guesses=tuple(dict.fromkeys(notes.guesses)),
         next_places=next_places,
         spot=SpotPatience(spec.spot.patience_s, spec.spot.hold_s),
-        memory=memory_check.check(spec, plans[1:], architectures or {}),
+        memory=memory_check.check(spec, plans[1:], files or {}),
     )
     refused, far = advice.apart(result, found)
     refusals += [*refused, *advice.impossible(spec, plans)]

@@ -42,7 +42,7 @@ def estimate(
         training = stage == "train"
         parts = memory_train.states(model, b, s) if training else []
         parts += memory_train.activations(model, b, s) if training else memory_train.forward(model, b, s)
-        parts += memory_train.gathered(model, b, training and not s.lora_rank)
+        parts += memory_train.gathered(model, b, s, training and not s.lora_rank)
         parts += memory_train.overheads(b, parts)
         # One process gathers the whole model in bfloat16 when weights are saved.
         host, once = memory_train.host(model, b, s), gib(model.parameters, 2) if training else 0.0

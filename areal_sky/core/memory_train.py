@@ -173,18 +173,17 @@ def forward(a: Architecture, b: Backend, s: Settings) -> list[Part]:
     return parts
 
 
-def gathered(a: Architecture, b: Backend, training: bool) -> list[Part]:
+def gathered(a: Architecture, b: Backend, s: Settings, training: bool) -> list[Part]:
     """FSDP: the layers that are whole for a moment; nothing with Megatron."""
-    if b.engine == "megatron":
+    if b.engine == "megatron" or b.gpus == 1:
         return []
     layer = (a.layers_without_experts + a.routed_experts) / a.layers / b.tensor
     ends = max(a.embedding, a.output_head) / b.tensor
-    # In training also the whole gradient of one layer, in bfloat16 and as the fp32 that is reduced.
-    each = 2 * 2 + (6 if training and b.gpus > 1 else 0)
-    if b.gpus == 1:
-        return []
+    # In training also the whole gradient of one layer, in bfloat16 and, where that is reduced in fp32, as that.
+    grad = (2 + (s.grad_bytes if s.grad_bytes > 2 else 0)) if training else 0
+    each = 2 * 2 + grad
     how = f"2 layers of {billions(layer)}, {'one in gradients, ' if training else ''}and the output head"
-    return [Part("gathered layers", gib(layer, each) + gib(ends, 2 + (4 if training else 0)), how, FSDP2)]
+    return [Part("gathered layers", gib(layer, each) + gib(ends, 2 + (s.grad_bytes if training else 0)), how, FSDP2)]
 
 
 def overheads(b: Backend, parts: list[Part]) -> list[Part]:

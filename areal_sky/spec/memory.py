@@ -33,7 +33,7 @@ class Settings:
     Training: `optimizer` one of OPTIMIZERS; `micro_batch_tokens` packed tokens of one micro-batch of a data-parallel
     rank (AReaL's `mb_spec.max_tokens_per_mb`); `recompute` full (AReaL's `gradient_checkpointing`) or none;
     `attention` flash, or eager, which keeps the scores; `loss` chunked or whole; `offload` to host memory none,
-    optimizer or all; `lora_rank` 0 trains every parameter; `grad_bytes` of Megatron's gradient buffer (4: reduced in
+    optimizer or all; `lora_rank` 0 trains every parameter; `grad_bytes` of the gradients that are reduced (4: in
     fp32).
     Rollout: `context` tokens of the longest sequence, `concurrent` such sequences per instance at once, `weights` and
     `kv_cache` are types.

@@ -29,7 +29,7 @@ def report(models: str, gpu: str = "H100:8", nodes: int = 1, infra: str = "aws/u
 def test_what_fits_is_said_with_its_numbers() -> None:
     found = report("{name: qwen2.5-7b, train: 'fsdp:d8', rollout: 'vllm:d8'}")
     assert not found.warnings and not found.refusals
-    assert found.lines[0].startswith("qwen2.5-7b train fsdp:d8: 44 GiB a GPU (16 at the least) of 79 on H100: fits")
+    assert found.lines[0].startswith("qwen2.5-7b train fsdp:d8: 44 GiB a GPU (14 at the least) of 79 on H100: fits")
     assert [(n.stage, n.gpus, n.gpus_per_replica) for n in found.needs] == [("train", 8, 8), ("rollout", 8, 1)]
     refuse(found)
 

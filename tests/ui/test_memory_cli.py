@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_sky.errors import Refused
+
 HUGE = """
 name: huge
 infra: aws/us-east-1
@@ -78,6 +80,29 @@ def test_plan_and_up_refuse_what_cannot_fit(tmp_path: Path, private_home: Path) 
     assert "qwen3-235b-a22b train fsdp:d8" in planned.stderr
     as_json = json.loads(run("plan", "huge.yaml", "--no-sky", "--json", cwd=tmp_path).stdout)
     assert as_json["memory"]["needs"][0]["least_gib"] > 100 and as_json["refusals"]
+
+
+def test_up_refuses_before_anything_is_recorded_and_warns_of_what_is_tight(
+    tmp_path: Path, private_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from areal_sky.adapters.catalog import shipped_offers
+    from areal_sky.cluster import Cluster
+    from areal_sky.core.offers import Known
+    from areal_sky.run import names, offers, supervise
+
+    monkeypatch.setattr(offers, "known_for", lambda spec, **_: Known(shipped_offers()))
+    monkeypatch.setattr(supervise, "check_reachable", lambda spec: None)
+    monkeypatch.setattr(names, "clusters_listed", lambda *_: (), raising=False)
+    spec = tmp_path / "huge.yaml"
+    spec.write_text(HUGE)
+    with pytest.raises(Refused, match="qwen3-235b-a22b train fsdp:d8"):
+        Cluster.create(spec)
+    assert not (private_home / "clusters" / "huge").exists()
+    spec.write_text(HUGE.replace("qwen3-235b-a22b", "qwen2.5-32b"))
+    told: list[str] = []
+    Cluster.create(spec, warn=told.append)
+    assert len(told) == 1 and "does not fit as assumed" in told[0]
+    assert Cluster.attach("huge").spec_and_plan()[1].memory.needs  # kept with the cluster
 
 
 def test_a_config_json_of_ones_own(tmp_path: Path) -> None:
