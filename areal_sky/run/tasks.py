@@ -21,6 +21,7 @@ from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable
 from areal_sky.run.dispatch import Dispatch
 from areal_sky.run.submission import submitted
 
+MAX_REASONS = 100  # that the answer to one submit tells; `story` tells the others
 MAX_DEMAND = 1000  # gangs that scaling is told of; the first in the queue
 STALE_S = 10.0  # a view older than this is none
 
@@ -39,6 +40,8 @@ class TaskService(Dispatch):
     def submit_many(self, specs: Sequence[TaskSpec]) -> dict[str, Any]:
         """Queues all of them, or none, in one transaction: {"tasks": one answer per spec, "warnings": [...]}.
 
+        Of more than 100, the answers after the first 100 leave their reasons to `story`.
+
         They may wait for each other (`after`) by name. A spec whose `submit_key` is known is not queued again.
         Raises InvalidInput, Refused for a gang that the cluster at its largest could not run (or for a deadline that
         cannot be met where `if_late` is `refuse`), AlreadyExists for a known key with other work, StateError.
@@ -51,7 +54,10 @@ class TaskService(Dispatch):
             self._settle(now_s)
             if submission.events and self._book.seen_s is not None and self._adopted:
                 self._place(now_s)
-            tasks = [self._submit_answer(task_id, copies, now_s) for task_id, copies in submission.tasks]
+            tasks = [
+                self._submit_answer(task_id, copies, now_s, tell=i < MAX_REASONS)
+                for i, (task_id, copies) in enumerate(submission.tasks)
+            ]
             return {"tasks": tasks, "warnings": submission.warnings}
 
     def get(self, task_id: str) -> dict[str, Any]:
@@ -241,10 +247,10 @@ class TaskService(Dispatch):
             return
         self._record(TaskEvent(self._clock.now(), task_id, fact))
 
-    def _submit_answer(self, task_id: str, copies: int, now_s: float) -> dict[str, Any]:
+    def _submit_answer(self, task_id: str, copies: int, now_s: float, tell: bool) -> dict[str, Any]:
         r = self._known(task_id)
         status = "QUEUED" if r.state is TaskState.QUEUED else "SCHEDULED"
-        answer = {"task_id": task_id, "status": status, "reason": self._reason(r, now_s)}
+        answer = {"task_id": task_id, "status": status, "reason": self._reason(r, now_s) if tell else ""}
         if r.spec.array is not None:
             answer["task_ids"] = reference((r.number, r.number + copies - 1))
         return answer
