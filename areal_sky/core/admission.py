@@ -33,7 +33,7 @@ from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_ent
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, need_of
 from areal_sky.core.roomindex import Node, RoomIndex
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
@@ -157,7 +157,7 @@ class Admission:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting.order and (pushed := self._preemption.search(now_s, self._may_use)):
+        if self._waiting and (pushed := self._preemption.search(now_s, self._may_use)):
             out += pushed
             self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
             self._place_all(out)
@@ -208,9 +208,17 @@ class Admission:
 
     def _place_all(self, out: list[Decision]) -> None:
         waiting, changes = self._waiting, self._leases.changes
+        looked_at: Change | None = None
+        best: First | None = None
         while True:
             node = self._next_changed()
-            best = waiting.best_for(node, changes[node], self._may_use) if node is not None else None
+            if node is None:
+                best = None
+            else:
+                change = changes[node]
+                # While a node is looked at its room only gets less: who did not fit before does not now.
+                best = waiting.best_for(node, change, self._may_use, best if change is looked_at else None)
+                looked_at = change
             first = waiting.next_open()
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)

@@ -74,7 +74,7 @@ class Backfill:
         taken: set[ShelfKey] = set()
         kept: set[str] = set()
         all_shelves = sum(1 for shelf in self._index.shelves.values() if shelf.nodes)
-        for _, _, shape in self._waiting.order:
+        for shape in self._waiting.in_order():
             if len(taken) == all_shelves:
                 break
             if shape.open or shape.barred or shape.first is None:

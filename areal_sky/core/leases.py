@@ -95,17 +95,15 @@ class Leases:
             site = self.sites[room.node_id] = Site()
         if site.room == room and site.foreign == foreign:
             return
-        new = site.room is None
         site.room, site.foreign = room, foreign
-        node = self._index.nodes.get(room.node_id)
-        before = None if new or node is None else node.bucket
-        guard = node.guard if node is not None else ""
-        if node is not None:
-            self.changes.pop(node, None)
+        old = self._index.nodes.get(room.node_id)
+        change, guard = Change(None), ""
+        if old is not None:
+            change, guard = self.changes.pop(old, None) or Change(old.bucket), old.guard
         node = self._index.put(room)
         self._index.set_guard(node, guard)
         self._recount(room.node_id)
-        self.changes[node] = Change(before)
+        self.changes[node] = change
 
     def drop_node(self, node_id: str) -> None:
         """It takes no work any more. Leases there stay until their tasks have ended."""

@@ -75,7 +75,7 @@ class Preemption:
         self._searched_s = now_s
         out: list[Decision] = []
         searches = 0
-        for _, _, shape in list(self._waiting.order):
+        for shape in self._waiting.in_order():
             while shape.first is not None and not shape.open and not shape.barred and searches < MOST_SEARCHES:
                 searches += 1
                 if not self._claim_for(shape, shape.first[2], now_s, may_use, out):
