@@ -113,10 +113,8 @@ class Admission:
         lease = self._leases.running.get(task_id)
         if lease is not None:
             before = len(lease.placement.node_ids)
-            self._preemption.forget(lease)
             self._leases.shrink(task_id, ranks)
             lease.ending = ""
-            self._preemption.watch(lease)
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
@@ -151,8 +149,10 @@ class Admission:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
         out, self._told = self._told, []
-        self._on_time(now_s)
-        self._quotas.lift_bars()
+        if self._timers and self._timers[0][0] <= now_s:
+            self._on_time(now_s)
+        if self._pools:
+            self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
@@ -244,6 +244,8 @@ class Admission:
             queue.pop()
         if not changes:
             return None
+        if len(changes) == 1:
+            return next(iter(changes))
         found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
         found.sort(key=lambda x: x[:3], reverse=True)
         self._to_look_at = found
@@ -272,7 +274,7 @@ class Admission:
         assert shape is not None
         placement = placement_on(nodes, shape.need)
         self._waiting.remove(item)
-        self._run(Hold(item, placement, self._now_s))
+        self._run(Hold(item, placement, self._now_s, shape.need))
         if self._pools:
             self._quotas.use(item, len(placement.node_ids))
         out.append(Place(item.entry.task_id, placement))
@@ -331,14 +333,18 @@ class Admission:
             self._leases.adopt(lease)
         else:
             self._leases.hold(lease)
-        self._preemption.watch(lease)
+        if item.entry.preemptible:
+            self._preemption.watch(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        self._loans.forget(task_id)
+        if task_id in self._loans:
+            self._loans.forget(task_id)
         lease = self._leases.release(task_id)
         if lease is not None:
-            self._preemption.forget(lease)
-            self._quotas.use(lease.item, -len(lease.placement.node_ids))
+            if lease.item.entry.preemptible:
+                self._preemption.forget(lease)
+            if self._pools:
+                self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
     def _drop_claim(self, task_id: str) -> None:
@@ -367,7 +373,7 @@ class Admission:
             self._set_timer(item, now_s)
             if lease is None:
                 self._waiting.reorder(item, key)
-            else:
+            elif item.entry.preemptible:
                 self._preemption.forget(lease)
                 item.key = key
                 self._preemption.watch(lease)

@@ -39,13 +39,14 @@ class Shape:
     """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
 
     __slots__ = (
-        "ask", "barred", "first", "heap", "key", "least", "lines", "longest_s", "missing", "need", "number", "open",
-        "pool", "preemptible", "size",
+        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
+        "open", "pool", "preemptible", "size",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
         self.number = number
         self.ask = entry.ask
+        self.is_gang = entry.ask.count > 1
         self.key = key
         self.need = need_of(entry.ask.bundle)
         self.least = entry.least
@@ -59,6 +60,13 @@ class Shape:
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
+
+    def may_use(self, node: Node) -> bool:
+        """Whether the node is one of those that it names."""
+        ask = self.ask
+        if ask.market is not None and ask.market != node.market:
+            return False
+        return not ask.nodes or node.node_id in ask.nodes or node.order[0] in ask.nodes
 
 
 class Change:
@@ -164,7 +172,7 @@ class WaitingTasks:
     def close_shape(self, shape: Shape, fit: dict[str, int], changes: dict[Node, Change]) -> None:
         """It does not fit: only so many bundles do in each node group, with the nodes as they are."""
         shape.open = False
-        if shape.ask.count > 1:
+        if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
             for node, change in changes.items():
                 if node.bucket is not None and node.shelf.group in fit:
@@ -201,7 +209,7 @@ class WaitingTasks:
             return None
         whole, cpus, memory = bucket.whole, bucket.cpus, bucket.memory
         top = bucket.devices[0] if bucket.devices else 0
-        group = node.shelf.group
+        group, guard = node.shelf.group, bucket.guard
         useless = after is None
         order = line.order
         if after is not None:
@@ -210,18 +218,11 @@ class WaitingTasks:
             if its_whole > whole or its_cpus > cpus or its_memory > memory or its_part > top:
                 continue
             useless = False
-            ask = shape.ask
-            if shape.barred or (ask.market is not None and ask.market != bucket.market):
-                continue
-            if ask.count > 1 and not shape.open:
+            if shape.is_gang and not shape.open:
                 missing = shape.missing.get(group, shape.least)
-                if its_whole and whole // its_whole < missing:
+                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape) < missing:
                     continue
-                if change.gain(bucket, shape) < missing:
-                    continue
-            if bucket.guard and not may_use(shape, bucket.guard):
-                continue
-            if ask.nodes and node.node_id not in ask.nodes and node.order[0] not in ask.nodes:
+            if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
                 continue
             return shape.first
         if useless:
@@ -269,7 +270,7 @@ class WaitingTasks:
             line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
             shape.lines.append(line)
-            if shape.ask.count > 1:
+            if shape.is_gang:
                 insort(line.gangs, (shape.need.whole, shape.number, shape))
 
     def _sort_in(self, shape: Shape) -> None:
@@ -295,7 +296,7 @@ class WaitingTasks:
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:
-    if shape.ask.count > 1:
+    if shape.is_gang:
         del line.gangs[bisect_left(line.gangs, (shape.need.whole, shape.number))]
 
 
