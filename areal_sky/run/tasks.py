@@ -54,6 +54,7 @@ class TaskService(Dispatch):
             self._settle(now_s)
             if submission.events and self._book.seen_s is not None and self._adopted:
                 self._place(now_s)
+                self.news.set()
             tasks = [
                 self._submit_answer(task_id, copies, now_s, tell=i < MAX_REASONS)
                 for i, (task_id, copies) in enumerate(submission.tasks)
@@ -66,12 +67,16 @@ class TaskService(Dispatch):
             return self._view(self._known(task_id), self._clock.now())
 
     def list(
-        self, state: str | None = None, labels: Mapping[str, str] | None = None, limit: int | None = None
+        self,
+        state: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        explain: bool = False,
     ) -> list[dict[str, Any]]:
         """Holding tasks by start, then waiting ones next first, then the latest 1,000 that ended, latest first.
 
         `state`: a task state, or `active` for all that have not ended. `labels`: only tasks that have all of these.
-        Raises InvalidInput.
+        `explain`: waiting tasks tell every term of their place in the order ("terms"). Raises InvalidInput.
         """
         states = {s.value for s in TaskState}
         if state is not None and state.upper() not in states | {"ACTIVE"}:
@@ -94,7 +99,9 @@ class TaskService(Dispatch):
                 if (state is None or r.state.value == state.upper() or (state.upper() == "ACTIVE" and not r.ended))
                 and asked <= set(r.spec.labels.items())
             ]
-            return [self._view(r, now_s) for r in sorted(wanted, key=order)[:limit]]
+            shown = sorted(wanted, key=order)[:limit]
+            terms = {r.task_id: self._admitting.terms(r, now_s) for r in shown if r.task_id in place} if explain else {}
+            return [{**self._view(r, now_s), "terms": terms.get(r.task_id, "")} for r in shown]
 
     def story(self, task_id: str) -> list[dict[str, Any]]:
         """What happened to the task, oldest first, ending with what it waits for. Raises NotFound, StateError."""
@@ -121,6 +128,7 @@ class TaskService(Dispatch):
             elif record.holds and record.stop != "cancel":
                 self._record(TaskEvent(now_s, task_id, Stopping("cancel", "cancelled by the user")))
             self._settle(now_s)
+            self.news.set()
             return self._view(self._known(task_id), now_s)
 
     def logs(
