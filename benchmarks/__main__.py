@@ -18,6 +18,7 @@ BENCHMARKS = {
     "cli_startup": "how long `areal-sky --help` and `areal-sky check FILE` take",
     "controller_tick": "one tick() over 100 replicas, and the memory of an idle controller",
     "local_up": "`up` on local to the first task running, against bare Ray",
+    "task_latency": "submit to running command, against a bare Ray placement group and actor",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")

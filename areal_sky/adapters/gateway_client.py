@@ -67,11 +67,19 @@ class GatewayClient:
         return self._call("POST", "/v1/tasks/batch", body, answer_s=BATCH_S)
 
     def tasks(
-        self, state: str | None = None, labels: Mapping[str, str] | None = None, limit: int | None = None
+        self,
+        state: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        explain: bool = False,
     ) -> list[dict[str, Any]]:
-        """Tasks in queue order: running, waiting (next first), then ended (latest first). See core/taskview.py."""
+        """Tasks in queue order: running, waiting (next first), then ended (latest first). See core/taskview.py.
+
+        `explain`: waiting tasks tell the "terms" of their place in the order.
+        """
         params: dict[str, Any] = {"label": [f"{k}={v}" for k, v in (labels or {}).items()]}
-        params |= {k: v for k, v in (("state", state), ("limit", limit)) if v is not None}
+        wanted = {"state": state, "limit": limit, "explain": 1 if explain else None}
+        params |= {k: v for k, v in wanted.items() if v is not None}
         return self._call("GET", "/v1/tasks", params=params)["tasks"]
 
     def task(self, task_id: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_ent
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, need_of
 from areal_sky.core.roomindex import Node, RoomIndex
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
@@ -113,10 +113,8 @@ class Admission:
         lease = self._leases.running.get(task_id)
         if lease is not None:
             before = len(lease.placement.node_ids)
-            self._preemption.forget(lease)
             self._leases.shrink(task_id, ranks)
             lease.ending = ""
-            self._preemption.watch(lease)
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
@@ -151,13 +149,15 @@ class Admission:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
         out, self._told = self._told, []
-        self._on_time(now_s)
-        self._quotas.lift_bars()
+        if self._timers and self._timers[0][0] <= now_s:
+            self._on_time(now_s)
+        if self._pools:
+            self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting.order and (pushed := self._preemption.search(now_s, self._may_use)):
+        if self._waiting and (pushed := self._preemption.search(now_s, self._may_use)):
             out += pushed
             self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
             self._place_all(out)
@@ -208,9 +208,17 @@ class Admission:
 
     def _place_all(self, out: list[Decision]) -> None:
         waiting, changes = self._waiting, self._leases.changes
+        looked_at: Change | None = None
+        best: First | None = None
         while True:
             node = self._next_changed()
-            best = waiting.best_for(node, changes[node], self._may_use) if node is not None else None
+            if node is None:
+                best = None
+            else:
+                change = changes[node]
+                # While a node is looked at its room only gets less: who did not fit before does not now.
+                best = waiting.best_for(node, change, self._may_use, best if change is looked_at else None)
+                looked_at = change
             first = waiting.next_open()
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)
@@ -236,6 +244,8 @@ class Admission:
             queue.pop()
         if not changes:
             return None
+        if len(changes) == 1:
+            return next(iter(changes))
         found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
         found.sort(key=lambda x: x[:3], reverse=True)
         self._to_look_at = found
@@ -264,7 +274,7 @@ class Admission:
         assert shape is not None
         placement = placement_on(nodes, shape.need)
         self._waiting.remove(item)
-        self._run(Hold(item, placement, self._now_s))
+        self._run(Hold(item, placement, self._now_s, shape.need))
         if self._pools:
             self._quotas.use(item, len(placement.node_ids))
         out.append(Place(item.entry.task_id, placement))
@@ -323,14 +333,18 @@ class Admission:
             self._leases.adopt(lease)
         else:
             self._leases.hold(lease)
-        self._preemption.watch(lease)
+        if item.entry.preemptible:
+            self._preemption.watch(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        self._loans.forget(task_id)
+        if task_id in self._loans:
+            self._loans.forget(task_id)
         lease = self._leases.release(task_id)
         if lease is not None:
-            self._preemption.forget(lease)
-            self._quotas.use(lease.item, -len(lease.placement.node_ids))
+            if lease.item.entry.preemptible:
+                self._preemption.forget(lease)
+            if self._pools:
+                self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
     def _drop_claim(self, task_id: str) -> None:
@@ -359,7 +373,7 @@ class Admission:
             self._set_timer(item, now_s)
             if lease is None:
                 self._waiting.reorder(item, key)
-            else:
+            elif item.entry.preemptible:
                 self._preemption.forget(lease)
                 item.key = key
                 self._preemption.watch(lease)

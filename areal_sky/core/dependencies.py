@@ -81,7 +81,7 @@ def looked_up(specs: Sequence[TaskSpec], first_number: int, lookup: Lookup) -> l
             else:
                 what = _who(spec, i) if len(specs) > 1 else ""
                 wrong.append(f"{what}after: there is no task {ref[:60]!r}")
-        found.append(replace(spec, after=tuple(dict.fromkeys(refs))))
+        found.append(replace(spec, after=tuple(dict.fromkeys(refs))) if refs else spec)
     circle = _circle(waits_for)
     if circle:
         names = [specs[i].name for i in circle]

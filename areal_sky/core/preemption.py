@@ -6,8 +6,9 @@ only when the whole gang fits then (core/victims.py says whom). The claim is the
 that capacity, and the gang is placed once all of it is free. Equals never preempt each other, so a victim cannot push
 its preemptor out in turn.
 
-Searched at most every `SEARCH_EVERY_S`, for the first `MOST_SEARCHES` shapes, among the `MOST_VICTIMS` weakest tasks:
-bounds on the cost of a decision.
+Bounds on the cost of a decision: a round of searches begins every `SEARCH_EVERY_S`, for the first `MOST_SEARCHES`
+shapes, each among the `MOST_VICTIMS` weakest tasks of a shelf; once so many have been weighed, the round goes on with
+the next decision.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from areal_sky.core.waiting import Item, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16
-MOST_VICTIMS = 64
+MOST_VICTIMS = 48
+MOST_SCANNED = 512
 
 MayUse = Callable[[Shape, str], bool]
 
@@ -46,50 +48,54 @@ class Preemption:
         self._pools = pools
         # Preemptible leases per shelf, the weakest last: (standing, submit number, lease).
         self._lines: dict[tuple[str, str, bool], list[tuple[float, int, Hold]]] = {}
-        self._searched_s = -inf
+        self._began_s = -inf
+        self._round: list[Shape] = []  # shapes still to be searched for, the next last
+        self._weakest: dict[tuple[str, str, bool], list[Hold]] = {}  # in this round
+        self._weighed = 0  # victims, in this decision
 
     # ---------------------------------------------------------------- who may be a victim
 
     def watch(self, lease: Hold) -> None:
-        """A lease has begun."""
-        if lease.item.entry.preemptible:
-            lease.standing = self._order.standing(lease.item.entry, lease.item.key)
-            for line in self._lines_of(lease):
-                insort(line, (lease.standing, lease.item.entry.number, lease))
+        """A lease of a preemptible task has begun."""
+        lease.standing = self._order.standing(lease.item.entry, lease.item.key)
+        for line in self._lines_of(lease):
+            insort(line, (lease.standing, lease.item.entry.number, lease))
 
     def forget(self, lease: Hold) -> None:
         """It is over."""
-        if lease.item.entry.preemptible:
-            at = (lease.standing, lease.item.entry.number)
-            for line in self._lines_of(lease):
-                i = bisect_left(line, at)
-                if i < len(line) and line[i][2] is lease:
-                    del line[i]
+        at = (lease.standing, lease.item.entry.number)
+        for line in self._lines_of(lease):
+            i = bisect_left(line, at)
+            if i < len(line) and line[i][2] is lease:
+                del line[i]
 
     # ---------------------------------------------------------------- the search
 
     def search(self, now_s: float, may_use: MayUse) -> list[Decision]:
         """Claims for waiting tasks that may push others out, with the decisions to do so."""
-        if 0 <= now_s - self._searched_s < SEARCH_EVERY_S or not any(self._lines.values()):
-            return []
-        self._searched_s = now_s
+        if not 0 <= now_s - self._began_s < SEARCH_EVERY_S:
+            self._began_s = now_s
+            shapes = self._waiting.in_order() if any(self._lines.values()) else []
+            self._round = shapes[:MOST_SEARCHES][::-1]
+            self._weakest = {}
         out: list[Decision] = []
-        searches = 0
-        for _, _, shape in list(self._waiting.order):
-            while shape.first is not None and not shape.open and not shape.barred and searches < MOST_SEARCHES:
-                searches += 1
-                if not self._claim_for(shape, shape.first[2], now_s, may_use, out):
-                    break
-            if searches >= MOST_SEARCHES:
-                break
+        self._weighed = 0
+        while self._round and self._weighed < MOST_VICTIMS:
+            shape = self._round[-1]
+            may = shape.first is not None and not shape.open and not shape.barred
+            if not may or not self._claim_for(shape, now_s, may_use, out):
+                self._round.pop()
         return out
 
-    def _claim_for(self, shape: Shape, item: Item, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
+    def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
+        assert shape.first is not None
+        item = shape.first[2]
         best: tuple[object, Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
             victims = list(self._victims(shape, item, shelf, now_s))
             if not victims:
                 continue
+            self._weighed += len(victims)
             units = [unit for lease in victims for unit in _units(lease, now_s)]
             nodes = {n: self._index.nodes.get(n) for unit in units for n in unit.node_ids()}
             usable = [n for n, node in nodes.items() if _usable(node, shape, shelf, may_use)]
@@ -120,11 +126,11 @@ class Preemption:
         """Leases on that shelf that the task may end, weakest first."""
         gpus = shape.need.gpus / UNIT * shape.least
         n = 0
-        for _, _, lease in reversed(self._lines.get(shelf.key, ())):
+        for lease in self._weakest_on(shelf, now_s):
             entry = lease.item.entry
-            if lease.ending or now_s < lease.since_s + entry.min_runtime_s:
+            if lease.ending or self._leases.running.get(entry.task_id) is not lease:
                 continue
-            may = self._pools.may_take(shape.pool, gpus, entry.pool)
+            may = self._pools.may_take(shape.pool, gpus, entry.pool) if self._pools else None
             if may is None:
                 may = self._order.may_preempt(item.entry, item.key, entry, lease.item.key, now_s)
                 if not may and not self._pools:
@@ -134,6 +140,17 @@ class Preemption:
                 n += 1
                 if n >= MOST_VICTIMS:
                     return
+
+    def _weakest_on(self, shelf: Shelf, now_s: float) -> list[Hold]:
+        """Leases that have run for their minimum time, weakest first: not all, but enough."""
+        found = self._weakest.get(shelf.key)
+        if found is None:
+            most = MOST_SCANNED if self._pools else MOST_VICTIMS
+            found = self._weakest[shelf.key] = []
+            for _, _, lease in self._lines.get(shelf.key, [])[: -MOST_SCANNED - 1 : -1]:
+                if now_s >= lease.since_s + lease.item.entry.min_runtime_s and len(found) < most:
+                    found.append(lease)
+        return found
 
     def _placement(
         self, shape: Shape, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse

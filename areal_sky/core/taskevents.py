@@ -10,7 +10,7 @@ from typing import Any, Literal
 from areal_sky.core.model import Bundle
 from areal_sky.core.placement import DeviceShare, describe_bundle
 from areal_sky.core.taskmodel import TaskSpec, TaskState
-from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
+from areal_sky.core.taskspec import task_spec_from_row, task_spec_to_json
 from areal_sky.errors import StateError
 
 # `timeout`: one run took too long. `expired`: the task as a whole did. `preempt`, `shrink`: others go first.
@@ -178,6 +178,9 @@ _KINDS: dict[str, type[Fact]] = {
 }  # fmt: skip
 
 
+_NAMES = {kind: tuple(f.name for f in fields(cls)) for kind, cls in _KINDS.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
     t_s: float
@@ -199,7 +202,7 @@ class TaskEvent:
             cls = _KINDS[kind]
             raw: dict[str, Any] = json.loads(body)
             if cls is Submitted:
-                raw["spec"] = task_spec_from_json(raw["spec"])
+                raw["spec"] = task_spec_from_row(raw["spec"])
             elif cls is Placed:
                 raw["places"], raw["claim"] = _places(raw["places"]), _places(raw.get("claim", ()))
             elif cls in (Shrinking, Shrunk):
@@ -212,7 +215,7 @@ class TaskEvent:
                 raw["node_ids"] = tuple(raw["node_ids"])
             elif cls is Ended:
                 raw["state"] = TaskState(raw["state"])
-            return TaskEvent(t_s, task_id, cls(**{f.name: raw[f.name] for f in fields(cls) if f.name in raw}))
+            return TaskEvent(t_s, task_id, cls(**{name: raw[name] for name in _NAMES[kind] if name in raw}))
         except Exception as e:
             raise StateError(f"the task journal holds a {kind!r} row of {task_id!r} that cannot be read: {e}") from None
 

@@ -48,6 +48,19 @@ def task_spec_to_json(spec: TaskSpec) -> dict[str, Any]:
     return raw
 
 
+def task_spec_from_row(raw: Mapping[str, Any]) -> TaskSpec:
+    """What `task_spec_to_json` made, as our own journal holds it: checked when it came in, not again.
+
+    Raises TypeError, KeyError for what it did not make.
+    """
+    values = dict(raw)
+    values["bundle"] = Bundle(**values["bundle"])
+    for name in ("accelerators", "after"):
+        if name in values:
+            values[name] = tuple(values[name])
+    return TaskSpec(**values)
+
+
 def task_spec_from_json(raw: object) -> TaskSpec:
     """Checks and builds a spec. Raises InvalidInput that lists every mistake."""
     if not isinstance(raw, Mapping):

@@ -204,7 +204,11 @@ class Admitting:
         place, waiting = self._engine.place_in_queue(r.task_id)
         if not place:
             return ""
-        return f"number {place} of {waiting} in the queue: {self.order.explain(self.entry(r), r.served_s, now_s)}"
+        return f"number {place} of {waiting} in the queue: {self.terms(r, now_s)}"
+
+    def terms(self, r: TaskRecord, now_s: float) -> str:
+        """What its place in the order comes from, term by term."""
+        return self.order.explain(self.entry(r), r.served_s, now_s)
 
     def score(self, r: TaskRecord, now_s: float) -> float:
         """Higher goes first."""

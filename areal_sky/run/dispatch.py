@@ -52,6 +52,7 @@ from areal_sky.run.tasklogs import TaskLogs
 GRACE_S = 10.0  # from SIGTERM to SIGKILL
 RESERVE_S = 30.0  # how long Ray may take to reserve what we saw free, before the task waits again
 START_S = 120.0  # how long runners may take to say that they run: Python has to start, on a busy node
+RESERVE_LOOKS = 20  # one every 4 ms
 RESERVE_BACKOFF_S = 5.0
 JITTER = (0.8, 1.2)  # what failed together shall not come back together
 
@@ -88,6 +89,7 @@ class Dispatch:
         self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
+        self.news = threading.Event()  # somebody asked for something: the next tick need not wait
         self._adopted = False
         self._exits_due: list[tuple[str, RankExit]] = []
         self._owed: list[Decision] = []  # decided, but not on disk yet
@@ -102,6 +104,7 @@ class Dispatch:
 
     def tick(self, now_s: float) -> None:
         """Look at Ray, record what happened, decide, act. Raises Unreachable, StateError; the next tick goes on."""
+        self.news.clear()
         if not self._adopted:
             self._adopt(now_s)
         nodes, exits, foreign = self._gangs.look(list(self._tasks.holding.values()))
@@ -297,8 +300,8 @@ class Dispatch:
                 self._gangs.kill(r, self.grace_s)
             self._gangs.kill_ranks(r, self.grace_s)
             self._gangs.release_ranks(r)
-        # A reservation takes Ray a few milliseconds; waiting them out here starts the task a tick earlier.
-        for _ in range(5):
+        # A reservation takes Ray some milliseconds; waiting them out here starts the task a tick earlier.
+        for _ in range(RESERVE_LOOKS):
             reserved = [r for r in holding if r.gang_id in self._gangs.reserved]
             waiting = [r for r in reserved if not self._start_if_ready(r.task_id, now_s)]
             if not waiting:

@@ -21,6 +21,7 @@ from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable
 from areal_sky.run.dispatch import Dispatch
 from areal_sky.run.submission import submitted
 
+MAX_REASONS = 100  # that the answer to one submit tells; `story` tells the others
 MAX_DEMAND = 1000  # gangs that scaling is told of; the first in the queue
 STALE_S = 10.0  # a view older than this is none
 
@@ -39,6 +40,8 @@ class TaskService(Dispatch):
     def submit_many(self, specs: Sequence[TaskSpec]) -> dict[str, Any]:
         """Queues all of them, or none, in one transaction: {"tasks": one answer per spec, "warnings": [...]}.
 
+        Of more than 100, the answers after the first 100 leave their reasons to `story`.
+
         They may wait for each other (`after`) by name. A spec whose `submit_key` is known is not queued again.
         Raises InvalidInput, Refused for a gang that the cluster at its largest could not run (or for a deadline that
         cannot be met where `if_late` is `refuse`), AlreadyExists for a known key with other work, StateError.
@@ -51,7 +54,11 @@ class TaskService(Dispatch):
             self._settle(now_s)
             if submission.events and self._book.seen_s is not None and self._adopted:
                 self._place(now_s)
-            tasks = [self._submit_answer(task_id, copies, now_s) for task_id, copies in submission.tasks]
+                self.news.set()
+            tasks = [
+                self._submit_answer(task_id, copies, now_s, tell=i < MAX_REASONS)
+                for i, (task_id, copies) in enumerate(submission.tasks)
+            ]
             return {"tasks": tasks, "warnings": submission.warnings}
 
     def get(self, task_id: str) -> dict[str, Any]:
@@ -60,12 +67,16 @@ class TaskService(Dispatch):
             return self._view(self._known(task_id), self._clock.now())
 
     def list(
-        self, state: str | None = None, labels: Mapping[str, str] | None = None, limit: int | None = None
+        self,
+        state: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        explain: bool = False,
     ) -> list[dict[str, Any]]:
         """Holding tasks by start, then waiting ones next first, then the latest 1,000 that ended, latest first.
 
         `state`: a task state, or `active` for all that have not ended. `labels`: only tasks that have all of these.
-        Raises InvalidInput.
+        `explain`: waiting tasks tell every term of their place in the order ("terms"). Raises InvalidInput.
         """
         states = {s.value for s in TaskState}
         if state is not None and state.upper() not in states | {"ACTIVE"}:
@@ -88,7 +99,9 @@ class TaskService(Dispatch):
                 if (state is None or r.state.value == state.upper() or (state.upper() == "ACTIVE" and not r.ended))
                 and asked <= set(r.spec.labels.items())
             ]
-            return [self._view(r, now_s) for r in sorted(wanted, key=order)[:limit]]
+            shown = sorted(wanted, key=order)[:limit]
+            terms = {r.task_id: self._admitting.terms(r, now_s) for r in shown if r.task_id in place} if explain else {}
+            return [{**self._view(r, now_s), "terms": terms.get(r.task_id, "")} for r in shown]
 
     def story(self, task_id: str) -> list[dict[str, Any]]:
         """What happened to the task, oldest first, ending with what it waits for. Raises NotFound, StateError."""
@@ -115,6 +128,7 @@ class TaskService(Dispatch):
             elif record.holds and record.stop != "cancel":
                 self._record(TaskEvent(now_s, task_id, Stopping("cancel", "cancelled by the user")))
             self._settle(now_s)
+            self.news.set()
             return self._view(self._known(task_id), now_s)
 
     def logs(
@@ -242,10 +256,10 @@ class TaskService(Dispatch):
             return
         self._record(TaskEvent(self._clock.now(), task_id, fact))
 
-    def _submit_answer(self, task_id: str, copies: int, now_s: float) -> dict[str, Any]:
+    def _submit_answer(self, task_id: str, copies: int, now_s: float, tell: bool) -> dict[str, Any]:
         r = self._known(task_id)
         status = "QUEUED" if r.state is TaskState.QUEUED else "SCHEDULED"
-        answer = {"task_id": task_id, "status": status, "reason": self._reason(r, now_s)}
+        answer = {"task_id": task_id, "status": status, "reason": self._reason(r, now_s) if tell else ""}
         if r.spec.array is not None:
             answer["task_ids"] = reference((r.number, r.number + copies - 1))
         return answer

@@ -127,7 +127,8 @@ def create_app(
     @app.get("/v1/tasks", dependencies=[read])
     def list_tasks(request: Request, state: str | None = None) -> Any:
         labels = dict(_label(text) for text in request.query_params.getlist("label"))
-        return {"tasks": service.list(state, labels, _whole(request.query_params, "limit", None))}
+        explain = request.query_params.get("explain") == "1"
+        return {"tasks": service.list(state, labels, _whole(request.query_params, "limit", None), explain)}
 
     @app.get("/v1/tasks/{task_id}", dependencies=[read])
     def get_task(task_id: str) -> Any:

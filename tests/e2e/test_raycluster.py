@@ -283,7 +283,7 @@ def test_a_task_can_report_and_submit_by_itself(service: Service) -> None:
 def test_kill_9_of_the_service_harms_no_task(service: Service) -> None:
     running = submit(service, "echo $$; sleep 12; echo survived", gpus=4)
     pid = int(until(lambda: text(service, running)))
-    ends_meanwhile = submit(service, "sleep 1; exit 5", gpus=1)
+    ends_meanwhile = submit(service, "sleep 4; exit 5", gpus=1)
     wait_state(service, ends_meanwhile, "RUNNING")
     waiting = submit(service, "echo later", bundles=2, gpus=4)
     service.kill()

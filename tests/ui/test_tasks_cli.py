@@ -119,7 +119,7 @@ def test_a_file_of_several_tasks_is_queued_at_once_and_in_order(head: Head, tmp_
     assert told[1] == "t2..t4 scheduled"
     lines = head.run("queue", "--label", "run=a").output.splitlines()
     assert [line.split()[:2] for line in lines[1:5]] == [
-        ["t2", "prep[0]"], ["t1", "train"], ["t3", "prep[1]"], ["t4", "prep[2]"]
+        ["t2", "prep[0]"], ["t3", "prep[1]"], ["t4", "prep[2]"], ["t1", "train"]
     ]  # fmt: skip
     assert head.run("queue", "--label", "run=b").output == "no such task\n"
     assert head.run("queue", "--state", "succeeded").output == "no such task\n"
@@ -185,6 +185,9 @@ def test_the_queue_fits_80_columns_and_is_in_order(head: Head) -> None:
     assert [line.split()[0] for line in lines[:4]] == ["ID", "t1", "t3", "t2"]
     assert lines[4].startswith("t3: group w: 0 of 1 fit now (4 GPUs, 1 CPU each; free on 1 node")
     assert "5x1.5" in lines[2]
+    told = head.run("queue", "--explain").output
+    assert "t3: score 7.50 = priority 5 x weight 1.5 x rollout 1 + 0.00 for 0 min waited" in " ".join(told.split())
+    assert "waits because group w: 0 of 1 fit now" in " ".join(told.split())
     assert "c-w-0/0" in lines[1]
     assert lines[-1] == "1 running, 2 waiting"
     assert [t["task_id"] for t in json.loads(head.run("queue", "--json").output)["tasks"]] == ["t1", "t3", "t2"]

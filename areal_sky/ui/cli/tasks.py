@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal_sky.errors import InvalidInput, NotFound, Unreachable
+from areal_sky.ui.cli.lines import echo_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,15 +33,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 @cluster_option
 @click.option("--all", "-a", "show_all", is_flag=True, help="The latest 1,000 that ended, not only the latest 5.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="Only tasks with this label; repeatable.")
+@click.option("--explain", is_flag=True, help="Every term of each waiting task's place, and what it waits for.")
 @click.option("--state", metavar="STATE", help="Only tasks in this state, or `active`: all that have not ended.")
 @json_option
 def queue(
-    cluster: str | None, show_all: bool, labels: Sequence[str], state: str | None, as_json: bool
+    cluster: str | None, show_all: bool, labels: Sequence[str], explain: bool, state: str | None, as_json: bool
 ) -> None:
     """Show running and waiting tasks in order, and the latest that ended."""
     from areal_sky import home
 
-    tasks = home.choose_cluster(cluster).gateway("read").tasks(state, pairs(labels, "--label"))
+    tasks = home.choose_cluster(cluster).gateway("read").tasks(state, pairs(labels, "--label"), explain=explain)
     if as_json:
         click.echo(json.dumps({"tasks": tasks}, indent=2))
         return
@@ -54,7 +56,9 @@ def queue(
 
     console = Console(highlight=False)
     console.print(queue_table(shown))
-    for line in _reasons(shown, console.width):
+    if explain:
+        _explain(shown)
+    for line in () if explain else _reasons(shown, console.width):
         console.print(line, style="dim", markup=False)
     waiting = sum(t["state"] == "QUEUED" for t in tasks)
     more = f", {hidden} more that ended (--all)" if hidden else ""
@@ -142,6 +146,16 @@ def _reasons(tasks: Iterable[Mapping[str, Any]], width: int) -> list[str]:
     lines = [f"{t['task_id']}: {' '.join(t['reason'].split())}" for t in told[:REASONS]]
     lines = [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
     return lines + (["`areal-sky why ID` tells of the others"] if len(told) > REASONS else [])
+
+
+def _explain(tasks: Iterable[Mapping[str, Any]]) -> None:
+    """Two lines for each waiting task: its place in the order, and what it waits for."""
+    for task in tasks:
+        if task["state"] == "QUEUED":
+            lead = f"{task['task_id']}: "
+            if task["terms"]:
+                echo_line(task["terms"], lead=lead)
+            echo_line(f"waits because {task['reason']}", lead=" " * len(lead) if task["terms"] else lead)
 
 
 def _name(task: Mapping[str, Any]) -> str:
