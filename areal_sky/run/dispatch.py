@@ -44,6 +44,7 @@ from areal_sky.run.journal import Journal
 from areal_sky.run.lending import lent_devices, may_lend, places
 from areal_sky.run.metricbook import MetricBook
 from areal_sky.run.nodebook import LoadSource, NodeBook
+from areal_sky.run.peaks import PeakBook
 from areal_sky.run.pending import Pending
 from areal_sky.run.submission import why_never
 from areal_sky.run.taskbook import TaskBook
@@ -89,6 +90,7 @@ class Dispatch:
         self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
+        self._peaks = PeakBook(head_env, hub, self._metrics)
         self.news = threading.Event()  # somebody asked for something: the next tick need not wait
         self._adopted = False
         self._exits_due: list[tuple[str, RankExit]] = []
@@ -357,3 +359,4 @@ class Dispatch:
             self._gangs.leave(r.gang_id)
         if not after.ended:
             self._queue(after)
+        self._peaks.left(r, now_s)

@@ -24,6 +24,8 @@ class LoadSource(Protocol):
 
     def replica_loads(self, now_s: float) -> Mapping[str, tuple[float | None, Validity, float | None]]: ...
 
+    def peak_memory_gib(self, task_id: str, since_s: float) -> float | None: ...
+
 
 class NodeBook:
     """Filled by `observe` once per tick; everything else reads the latest look."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from areal_sky.core.dependencies import expanded, looked_up
 from areal_sky.core.memory_check import check_task
+from areal_sky.core.memory_terms import Stage
 from areal_sky.core.model import HEAD_GROUP
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.permitted import could_ever_fit
@@ -32,9 +33,14 @@ class Submission:
 
 
 def submitted(
-    specs: Sequence[TaskSpec], tasks: TaskBook, rooms: Sequence[NodeRoom], env: HeadEnv, now_s: float
+    specs: Sequence[TaskSpec],
+    tasks: TaskBook,
+    rooms: Sequence[NodeRoom],
+    env: HeadEnv,
+    now_s: float,
+    learnt: Mapping[tuple[str, Stage], float] | None = None,
 ) -> Submission:
-    """The facts of one submit. `rooms` are the live nodes as if empty.
+    """The facts of one submit. `rooms` are the live nodes as if empty, `learnt` corrects memory estimates.
 
     Raises InvalidInput, Refused, AlreadyExists (see TaskService.submit_many).
     """
@@ -46,7 +52,8 @@ def submitted(
     number = tasks.last_number
     never: dict[Ask, str | None] = {}
     for spec in looked_up([_with_backends(s, env) for s in fresh], number + 1, tasks.numbers):
-        tight = _check(spec, rooms, env, never)
+        gpus = _check(spec, rooms, env, never)
+        tight = _check_memory(spec, gpus, env, learnt or {})
         if tight:
             warnings.append(tight)
         late = too_late(spec, now_s)
@@ -80,8 +87,8 @@ def _with_backends(spec: TaskSpec, env: HeadEnv) -> TaskSpec:
     return replace(spec, backends="+".join(mine)) if mine and spec.backends is None and plain else spec
 
 
-def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[Ask, str | None]) -> str:
-    """Raises Refused for what can never run; returns what is to be warned of.
+def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[Ask, str | None]) -> float:
+    """Raises Refused for what can never run; returns the GPUs that it takes.
 
     `never` keeps what was found out about an ask: in a large submit most are alike.
     """
@@ -101,10 +108,10 @@ def _check(spec: TaskSpec, rooms: Sequence[NodeRoom], env: HeadEnv, never: dict[
     why = never[ask]
     if why is not None:
         raise Refused(why)
-    return _check_memory(spec, need.gpus if need is not None else spec.bundles * spec.bundle.gpus, env)
+    return need.gpus if need is not None else spec.bundles * spec.bundle.gpus
 
 
-def _check_memory(spec: TaskSpec, gpus: float, env: HeadEnv) -> str:
+def _check_memory(spec: TaskSpec, gpus: float, env: HeadEnv, learnt: Mapping[tuple[str, Stage], float]) -> str:
     """Refuses a task whose model cannot fit any GPU that it may run on; returns what is to be warned of.
 
     On pretend machines (`infra: local`) it only warns.
@@ -115,7 +122,7 @@ def _check_memory(spec: TaskSpec, gpus: float, env: HeadEnv) -> str:
         for g in env.groups
         if spec.group in (None, g.name) and (not allowed or (g.shape.accelerator or "").lower() in allowed)
     ]
-    refusal, warning = check_task(env.needs, spec.model, spec.kind, gpus, shapes)
+    refusal, warning = check_task(env.needs, spec.model, spec.kind, gpus, shapes, learnt)
     if refusal and env.shape is None:
         raise Refused(refusal)
     return refusal or warning

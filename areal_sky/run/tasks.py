@@ -48,7 +48,8 @@ class TaskService(Dispatch):
         """
         with self._lock:
             now_s = self._clock.now()
-            submission = submitted(specs, self._tasks, self._book.whole_rooms(), self.head_env, now_s)
+            rooms, learnt = self._book.whole_rooms(), self._peaks.corrections()
+            submission = submitted(specs, self._tasks, rooms, self.head_env, now_s, learnt)
             for r in self._record(*submission.events).values():
                 self._queue(r)
             self._settle(now_s)
