@@ -37,7 +37,7 @@ from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.taskverdict import Verdict, overdue, shrunk, verdict
 from areal_sky.errors import StateError
-from areal_sky.run.admitting import Admitting
+from areal_sky.run.admitting import MIN_RUNTIME_S, Admitting
 from areal_sky.run.gangs import Gangs
 from areal_sky.run.health import NodeHealth
 from areal_sky.run.journal import Journal
@@ -70,9 +70,13 @@ class Dispatch:
         *,
         logs: TaskLogs | None = None,
         grace_s: float = GRACE_S,
+        min_runtime_s: float = MIN_RUNTIME_S,
         jitter: Callable[[], float] = lambda: random.uniform(*JITTER),
     ):
-        """Reads the journal. `jitter` gives the factor of each wait between two runs. Raises StateError."""
+        """Reads the journal. `min_runtime_s`: no run is preempted before. `jitter` gives the factor of each pause.
+
+        Raises StateError.
+        """
         self.head_env = head_env
         self.grace_s = grace_s
         self._journal = journal
@@ -85,7 +89,7 @@ class Dispatch:
         self._book = NodeBook(head_env.groups)
         for fact in self._tasks.node_facts:
             self._book.note(fact)
-        self._admitting = Admitting(head_env, self._book)
+        self._admitting = Admitting(head_env, self._book, min_runtime_s=min_runtime_s)
         self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
