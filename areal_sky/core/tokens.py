@@ -1,4 +1,4 @@
-"""Tokens in the environment of our processes. A module of its own: the runner of every rank needs it, and little else."""
+"""Tokens in the environment of our processes. The runner of every rank needs this and little else, so it is alone."""
 
 from __future__ import annotations
 
