@@ -51,6 +51,11 @@ def out_of_memory(code: int | None, lost: str, words: str) -> OutOfMemory:
     return "host" if _HOST_WORDS.search(lost) or _HOST_WORDS.search(words) else ""
 
 
+def last_line(words: str) -> str:
+    """The last line that is not blank, at most its last 200 characters."""
+    return next((line.strip() for line in reversed(words.splitlines()) if line.strip()), "")[-200:]
+
+
 def signature(code: int | None, tail: str, oom: OutOfMemory) -> str:
     """What makes two failures alike: the exit code and the last words without their numbers.
 

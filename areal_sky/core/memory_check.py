@@ -85,6 +85,7 @@ def needs_of(model: ModelSpec, architecture: Architecture) -> tuple[ModelNeed, .
             ModelNeed(
                 model.name, stage, str(b), b.gpus, b.gpus_per_replica if stage == "rollout" else b.gpus,
                 round(expected.device_gib, 2), round(floor.device_gib, 2), round(expected.host_gib, 2),
+                round(expected.host_once_gib, 2),
             )
         )  # fmt: skip
     return tuple(found)
@@ -185,6 +186,10 @@ def _one(
         others = [f"{g.name} ({g.shape.accelerator})" for lv, _, _, g in ranked[1:] if lv >= Level.OVER]
         rest = f"; too much for {', '.join(others)}" if others else ""
         where = f"fits {group.name}" if level is Level.FITS else f"is tight on {group.name}"
+        host = need.host_gib * min(group.shape.gpus, need.gpus) + need.host_once_gib
+        if host > group.shape.memory_gib:
+            where += f", but takes {host:.0f} GiB of a node's own memory, which has {group.shape.memory_gib:g}"
+            level = Level.TIGHT
         return f"{text}: {where}{rest}", level
     better = nearest(
         architecture, need.stage, parse_backend(need.backend, ENGINES), -less, model.memory,

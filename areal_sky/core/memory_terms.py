@@ -75,6 +75,7 @@ class ModelNeed:
     device_gib: float
     least_gib: float
     host_gib: float
+    host_once_gib: float = 0.0  # of one process more, while it gathers the whole model
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Secrets are kept apart so that they can travel as SkyPilot `secrets` and never a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,14 +23,6 @@ DEFAULT_LEASE_S = 600.0
 EXIT_NEVER = 78
 # Marks every process of a node, so that a pretend machine can be switched off whole.
 NODE_MARK = "AREAL_SKY_NODE"
-SECRET_KEYS = ("AREAL_SKY_TOKENS", "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN")
-
-
-def task_token(node_token: str) -> str:
-    """The token with which tasks on a node may submit and report: derived on both sides, so that it travels nowhere
-    and Ray, which keeps what it is given on disk, never has it.
-    """
-    return hashlib.sha256(f"areal-sky task {node_token}".encode()).hexdigest() if node_token else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,16 @@ MIN_RUNTIME_S = 60.0  # a run that has just begun is left alone: starting costs 
 class Admitting:
     """For the threads of one process, which share one lock outside."""
 
-    def __init__(self, env: HeadEnv, book: NodeBook, order: WeightedOrder | None = None):
+    def __init__(
+        self, env: HeadEnv, book: NodeBook, order: WeightedOrder | None = None, min_runtime_s: float = MIN_RUNTIME_S
+    ):
         self.order = order or WeightedOrder(env.ageing_per_hour)
         pools = [Pool(p.name, p.guaranteed_gpus, math.inf if p.max_gpus is None else p.max_gpus, p.borrow)
                  for p in env.pools]  # fmt: skip
         self._engine = Admission(self.order, pools)
         self._pools = {p.model_type: p.name for p in env.pools}
         self._book = book
+        self._min_runtime_s = min_runtime_s
         self._weights = dict(env.weights)
         self._model_types = dict(env.models)
         self._rooms: dict[str, NodeRoom] = {}  # what the engine was told of each node
@@ -220,7 +223,7 @@ class Admitting:
         return Entry(
             r.task_id, r.number, self.ask(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
             kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s, preemptible=spec.may_be_preempted,
-            min_bundles=spec.min_bundles or 0, min_runtime_s=MIN_RUNTIME_S,
+            min_bundles=spec.min_bundles or 0, min_runtime_s=self._min_runtime_s,
             pool=self._pools.get(self._model_type(r) or ""),
         )  # fmt: skip
 

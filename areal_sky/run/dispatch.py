@@ -17,9 +17,8 @@ from pathlib import Path
 from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RayCluster
 from areal_sky.core.admission import Decision, Preempt, Shrink
 from areal_sky.core.admission import Place as PlaceDecision
-from areal_sky.core.failures import backoff_s, out_of_memory
+from areal_sky.core.failures import backoff_s, last_line, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.placement import Ask
 from areal_sky.core.taskevents import (
     Ended,
     RankExited,
@@ -36,17 +35,15 @@ from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.taskverdict import Verdict, overdue, shrunk, verdict
 from areal_sky.errors import StateError
-from areal_sky.run.admitting import Admitting
-from areal_sky.run.drivers import placed
+from areal_sky.run.admitting import MIN_RUNTIME_S, Admitting
 from areal_sky.run.gangs import Gangs
 from areal_sky.run.health import NodeHealth
 from areal_sky.run.journal import Journal
-from areal_sky.run.lending import lent_devices, may_lend, places
+from areal_sky.run.lending import lent_devices, may_lend, placed
 from areal_sky.run.metricbook import MetricBook
 from areal_sky.run.nodebook import LoadSource, NodeBook
 from areal_sky.run.peaks import PeakBook
 from areal_sky.run.pending import Pending
-from areal_sky.run.submission import why_never
 from areal_sky.run.taskbook import TaskBook
 from areal_sky.run.tasklogs import TaskLogs
 
@@ -71,9 +68,10 @@ class Dispatch:
         *,
         logs: TaskLogs | None = None,
         grace_s: float = GRACE_S,
+        min_runtime_s: float = MIN_RUNTIME_S,
         jitter: Callable[[], float] = lambda: random.uniform(*JITTER),
     ):
-        """Reads the journal. `jitter` gives the factor of each wait between two runs. Raises StateError."""
+        """Reads the journal; raises StateError. No run is preempted before `min_runtime_s`; `jitter`: of each pause."""
         self.head_env = head_env
         self.grace_s = grace_s
         self._journal = journal
@@ -86,7 +84,7 @@ class Dispatch:
         self._book = NodeBook(head_env.groups)
         for fact in self._tasks.node_facts:
             self._book.note(fact)
-        self._admitting = Admitting(head_env, self._book)
+        self._admitting = Admitting(head_env, self._book, min_runtime_s=min_runtime_s)
         self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
@@ -138,9 +136,8 @@ class Dispatch:
             record = by_gang.get(gang_id)
             if record is not None:
                 words = self._logs.last_words(record.task_id, record.attempt, e.rank) if e.code != 0 else ""
-                tail = next((line for line in reversed(words.splitlines()) if line.strip()), "").strip()[-200:]
-                oom = out_of_memory(e.code, e.lost, words)
-                events.append(TaskEvent(now_s, record.task_id, RankExited(e.rank, e.code, e.lost, tail, oom)))
+                fact = RankExited(e.rank, e.code, e.lost, last_line(words), out_of_memory(e.code, e.lost, words))
+                events.append(TaskEvent(now_s, record.task_id, fact))
         self._record(*events)
         self._exits_due = []
 
@@ -175,7 +172,7 @@ class Dispatch:
             elif dead:
                 self._requeue(r, now_s, f"node {next(str(p) for p in r.places if p.node_id in dead)} died")
             elif r.stop == "cancel":
-                self._end(r, now_s, Ended(TaskState.CANCELLED, r.stop_reason))
+                self._leave(r, now_s, Ended(TaskState.CANCELLED, r.stop_reason))
             elif r.stop is not None:
                 self._requeue(r, now_s, r.stop_reason)
             elif now_s > r.since_s + RESERVE_S:
@@ -185,7 +182,7 @@ class Dispatch:
                 self._leave(r, now_s, Requeued(reason, counted=False, not_before_s=now_s + wait_s))
         for task_id, r in list(self._tasks.waiting.items()):
             if r.spec.total_timeout_s is not None and isinstance(late := overdue(r, now_s), Ended):
-                self._end(self._tasks.waiting[task_id], now_s, late)
+                self._leave(self._tasks.waiting[task_id], now_s, late)
 
     def _follow(self, r: TaskRecord, found: Verdict, now_s: float) -> None:
         match found:
@@ -196,23 +193,15 @@ class Dispatch:
                     self._blame_node(r, now_s)
                     wait_s = max(0.0, found.not_before_s - now_s) * self._jitter()
                     found = replace(found, not_before_s=now_s + wait_s if wait_s else 0.0)
-                self._leave(r, now_s, self._if_it_fits(r, found))
+                self._leave(r, now_s, self._health.if_it_can_fit(r, found))
             case Ended():
                 if found.state is TaskState.FAILED:
                     self._blame_node(r, now_s)
                 elif found.state is TaskState.SUCCEEDED:
                     self._health.did_well(r)
-                self._end(r, now_s, found)
+                self._leave(r, now_s, found)
             case _:
                 pass
-
-    def _if_it_fits(self, r: TaskRecord, again: Requeued) -> Requeued | Ended:
-        """Memory ran out, and what it would ask for now is more than there can ever be: then it ends here."""
-        if again.bundle is None:
-            return again
-        ask = Ask(again.bundle, r.spec.fewest_bundles, r.spec.group, again.accelerators or r.accelerators)
-        why = why_never(ask, self._book.whole_rooms(), self.head_env)
-        return again if why is None else Ended(TaskState.FAILED, f"{r.stop_reason}; out of memory, and {why}")
 
     def _blame_node(self, r: TaskRecord, now_s: float) -> None:
         """A task has failed by itself: perhaps it was the node."""
@@ -265,7 +254,7 @@ class Dispatch:
             case PlaceDecision():
                 lenders = [x for x in self._tasks.holding.values() if self._admitting.has_lent(x.task_id)]
                 lent = lent_devices((x, self._gangs.gpu_ids(x)) for x in lenders)
-                return TaskEvent(now_s, d.task_id, placed(r, places(d.placement, lent, self._book)))
+                return TaskEvent(now_s, d.task_id, placed(r, d.placement, lent, self._book))
             case Preempt() if r.holds and r.stop is None:
                 return TaskEvent(now_s, d.task_id, Stopping("preempt", d.reason))
             case Shrink() if r.holds and r.stop is None:
@@ -348,9 +337,6 @@ class Dispatch:
     def _requeue(self, r: TaskRecord, now_s: float, reason: str) -> None:
         """Back to its old place, through no fault of its own."""
         self._leave(r, now_s, Requeued(reason, counted=False))
-
-    def _end(self, r: TaskRecord, now_s: float, ended: Ended) -> None:
-        self._leave(r, now_s, ended)
 
     def _leave(self, r: TaskRecord, now_s: float, fact: TaskFact) -> None:
         after = self._record(TaskEvent(now_s, r.task_id, fact))[r.task_id]

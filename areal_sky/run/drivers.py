@@ -7,13 +7,11 @@ bundles of one GPU. Where no node group alone has room, it is placed over severa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from areal_sky.core.gangs import DeviceShare
 from areal_sky.core.model import Bundle
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, Placement, empty_room
-from areal_sky.core.taskevents import Place, Placed
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.tenancy import DriverNeed, driver_need, fit_driver
@@ -53,13 +51,6 @@ def single_gpus(placement: Placement, gpus: int) -> Placement:
         nodes += [node_id] * len(shares)
         devices += [(share,) for share in shares]
     return Placement(tuple(nodes[:gpus]), tuple(devices[:gpus]))
-
-
-def placed(r: TaskRecord, found: tuple[Place, ...]) -> Placed:
-    """The places as they are recorded. A driver itself runs where the first GPU of its claim is, and holds none."""
-    if r.spec.backends is None:
-        return Placed(r.attempt + 1, found)
-    return Placed(r.attempt + 1, (replace(found[0], devices=()),), found)
 
 
 def over_groups(r: TaskRecord, need: DriverNeed, rooms: Sequence[NodeRoom]) -> Placement | NoFit:

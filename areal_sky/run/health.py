@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.nodefaults import AVOID_S, SEVERAL, NodeFaults, may_avoid
-from areal_sky.core.taskevents import NodeAvoided
+from areal_sky.core.placement import Ask
+from areal_sky.core.taskevents import Ended, NodeAvoided, Requeued
 from areal_sky.core.tasklife import TaskRecord, first_failure
+from areal_sky.core.taskmodel import TaskState
 from areal_sky.run.nodebook import NodeBook
+from areal_sky.run.submission import why_never
 
 
 class NodeHealth:
     def __init__(self, book: NodeBook, env: HeadEnv):
         self._book = book
+        self._env = env
         self._shapes = [g.shape for g in env.groups]
         self._faults = NodeFaults()
 
@@ -28,6 +32,14 @@ class NodeHealth:
         self._faults.forget(place.node_id)
         reason = f"{failed} different tasks failed there soon after their start"
         return NodeAvoided(place.node_id, str(place), now_s + AVOID_S, reason)
+
+    def if_it_can_fit(self, r: TaskRecord, again: Requeued) -> Requeued | Ended:
+        """Where memory ran out, and what the task would ask for now is more than there can ever be, it ends."""
+        if again.bundle is None:
+            return again
+        ask = Ask(again.bundle, r.spec.fewest_bundles, r.spec.group, again.accelerators or r.accelerators)
+        why = why_never(ask, self._book.whole_rooms(), self._env)
+        return again if why is None else Ended(TaskState.FAILED, f"{r.stop_reason}; out of memory, and {why}")
 
     def did_well(self, r: TaskRecord) -> None:
         """A task has succeeded."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,7 +134,7 @@ class Journal:
         return [TaskEvent.from_row(*row) for row in self._db.read(sql, arguments)]
 
 
-def _append(db: sqlite3.Connection, events: Sequence[TaskEvent]) -> None:
+def _append(db: Any, events: Sequence[TaskEvent]) -> None:
     db.executemany(
         "INSERT INTO events (t_s, task_id, kind, body) VALUES (?, ?, ?, ?)", (e.to_row() for e in events)
     )
@@ -153,7 +152,7 @@ def _append(db: sqlite3.Connection, events: Sequence[TaskEvent]) -> None:
     )
 
 
-def _upgrade(db: sqlite3.Connection, found: int) -> None:
+def _upgrade(db: Any, found: int) -> None:
     """Format 1 had no `tasks`: they are read out of the events."""
     for statement in filter(str.strip, _INDEX.split(";")):
         db.execute(statement)

@@ -8,9 +8,10 @@ the lender's group stays until the last borrower is gone, even where the lender 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from areal_sky.core.gangs import Placement
-from areal_sky.core.taskevents import Place
+from areal_sky.core.taskevents import Place, Placed
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.run.nodebook import NodeBook
 
@@ -35,7 +36,17 @@ def lent_devices(
     return found
 
 
-def places(
+def placed(
+    r: TaskRecord, placement: Placement, lent: Mapping[tuple[str, int], tuple[str, str]], book: NodeBook
+) -> Placed:
+    """The placement as it is recorded. A driver itself runs where the first GPU of its claim is, and holds none."""
+    found = _places(placement, lent, book)
+    if r.spec.backends is None:
+        return Placed(r.attempt + 1, found)
+    return Placed(r.attempt + 1, (replace(found[0], devices=()),), found)
+
+
+def _places(
     placement: Placement, lent: Mapping[tuple[str, int], tuple[str, str]], book: NodeBook
 ) -> tuple[Place, ...]:
     """The placement as it is recorded."""

@@ -1,4 +1,4 @@
-"""The memory that tasks' GPUs were seen to hold, kept as a metric of theirs, and what it teaches (core/memory_peaks)."""
+"""The memory that tasks' GPUs were seen to hold: a metric of theirs, and what it teaches (core/memory_peaks.py)."""
 
 from __future__ import annotations
 

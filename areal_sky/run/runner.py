@@ -24,12 +24,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from areal_sky.adapters.ports import RankStart
-from areal_sky.core.nodeenv import SECRET_KEYS, task_token
+from areal_sky.core.tokens import SECRET_KEYS, task_token
 from areal_sky.run.oom import OOM_KILLED, oom_kills
 from areal_sky.run.shipper import LogShipper
+
+if TYPE_CHECKING:
+    from areal_sky.adapters.ports import RankStart
 
 PUSH_S = 0.3  # at most this often per rank
 LOOK_S = 0.05
@@ -194,15 +196,11 @@ class RankProcess:
         script = Path(__file__).with_name("warden.py")
         with self.log_files["out"].open("wb") as out, self.log_files["err"].open("wb") as err:
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script), str(status_write)],
+                [sys.executable, "-I", "-S", str(script), str(status_write), str(running), json.dumps(about), *argv],
                 stdin=subprocess.PIPE, stdout=out, stderr=err, cwd=self.work_dir, env=self.environment(),
                 pass_fds=(status_write,), start_new_session=True,
             )  # fmt: skip
         os.close(status_write)
-        assert self._warden.stdin is not None
-        order = {"argv": argv, "running": str(running), "about": about}
-        self._warden.stdin.write(json.dumps(order).encode() + b"\n")
-        self._warden.stdin.flush()
         status = os.fdopen(status_read, "r")
         first = status.readline().split()
         threading.Thread(target=self._watch, args=(status,), name="watch", daemon=True).start()

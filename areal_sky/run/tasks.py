@@ -125,7 +125,7 @@ class TaskService(Dispatch):
             now_s = self._clock.now()
             record = self._known(task_id)
             if record.state is TaskState.QUEUED or (record.state is TaskState.PLACED and not record.starting):
-                self._end(record, now_s, Ended(TaskState.CANCELLED, "cancelled by the user"))
+                self._leave(record, now_s, Ended(TaskState.CANCELLED, "cancelled by the user"))
             elif record.holds and record.stop != "cancel":
                 self._record(TaskEvent(now_s, task_id, Stopping("cancel", "cancelled by the user")))
             self._settle(now_s)

@@ -19,9 +19,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from areal_sky.core.nodeenv import task_token
 from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskspec import MAX_PAYLOAD_BYTES, task_spec_from_json
+from areal_sky.core.tokens import task_token
 from areal_sky.core.usage import usage_to_json
 from areal_sky.errors import (
     AlreadyExists,

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_sky.adapters.catalog import shipped_offers
 from areal_sky.core.launch import draft, head_env
-from areal_sky.core.memory_check import Level, check_task, judge, refuse, usable_gib
+from areal_sky.core.memory_check import Level, check, check_task, judge, refuse, usable_gib
 from areal_sky.core.memory_peaks import ENOUGH, LEAST, MOST, Peak, correction, corrections
 from areal_sky.core.memory_terms import MemoryReport, ModelNeed
-from areal_sky.core.model import NodeShape
+from areal_sky.core.model import LaunchPlan, NodeShape
 from areal_sky.core.model_table import find_model
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.errors import Refused
-from areal_sky.spec import load_text
+from areal_sky.spec import ClusterSpec, load_text
 
 H100 = NodeShape(8, 100, 1000, "H100", 80)
 NEED = ModelNeed("m", "train", "fsdp:d8", 8, 8, 40.0, 20.0, 6.0)
 
 
-def report(models: str, gpu: str = "H100:8", nodes: int = 1, infra: str = "aws/us-east-1") -> MemoryReport:
+def spec_of(models: str, gpu: str = "H100:8", nodes: int = 1, infra: str = "aws/us-east-1") -> ClusterSpec:
     text = f"infra: {infra}\nresources: {{accelerators: '{gpu}'}}\nnum_nodes: {nodes}\nmodels:\n  - {models}\n"
-    return draft(load_text(text, "x.yaml", 0.0), shipped_offers()).memory
+    return load_text(text, "x.yaml", 0.0)
+
+
+def planned(models: str, **more: Any) -> LaunchPlan:
+    return draft(spec_of(models, **more), shipped_offers())
+
+
+def report(models: str, **more: Any) -> MemoryReport:
+    return planned(models, **more).memory
 
 
 def test_what_fits_is_said_with_its_numbers() -> None:
@@ -32,6 +43,15 @@ def test_what_fits_is_said_with_its_numbers() -> None:
     assert found.lines[0].startswith("qwen2.5-7b train fsdp:d8: 44 GiB a GPU (14 at the least) of 79 on H100: fits")
     assert [(n.stage, n.gpus, n.gpus_per_replica) for n in found.needs] == [("train", 8, 8), ("rollout", 8, 1)]
     refuse(found)
+
+
+def test_host_memory_is_held_against_the_nodes() -> None:
+    found = report("{name: llama-3.1-70b, train: 'fsdp:d64'}", nodes=8)
+    assert found.lines and not found.warnings
+    small = "{name: qwen2.5-7b, train: 'fsdp:d8', memory: {offload: optimizer}}"
+    groups = [replace(g, shape=replace(g.shape, memory_gib=64.0)) for g in planned(small).groups]
+    spec = spec_of(small)
+    assert "but takes 15" in check(spec, groups, {}).warnings[0]
 
 
 def test_what_can_never_fit_is_refused_with_the_nearest_that_does() -> None:
@@ -80,16 +100,16 @@ def test_what_cannot_be_checked_is_said(model: str, reason: str) -> None:
 
 def test_a_config_read_from_a_file_counts_before_the_table() -> None:
     text = "infra: aws\nresources: {accelerators: 'H100:8'}\nmodels: [{name: a, config: c.json, train: 'fsdp:d8'}]\n"
-    planned = draft(load_text(text, "x.yaml", 0.0), shipped_offers(), {"a": find_model("qwen2.5-7b").architecture})
-    assert planned.memory.lines
+    found = draft(load_text(text, "x.yaml", 0.0), shipped_offers(), {"a": find_model("qwen2.5-7b").architecture})
+    assert found.memory.lines
 
 
 def test_the_head_is_told_what_models_need() -> None:
     text = "infra: aws\nresources: {accelerators: 'H100:8'}\nmodels: [{name: qwen2.5-7b, train: 'fsdp:d8'}]\n"
     spec = load_text(text, "x.yaml", 0.0)
-    planned = draft(spec, shipped_offers())
-    env = head_env(spec, planned, state_dir="/s")
-    assert env.needs == planned.memory.needs != ()
+    launch = draft(spec, shipped_offers())
+    env = head_env(spec, launch, state_dir="/s")
+    assert env.needs == launch.memory.needs != ()
     assert HeadEnv.from_env(env.to_env()) == env
 
 
