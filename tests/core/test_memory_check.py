@@ -51,7 +51,7 @@ def test_host_memory_is_held_against_the_nodes() -> None:
     small = "{name: qwen2.5-7b, train: 'fsdp:d8', memory: {offload: optimizer}}"
     groups = [replace(g, shape=replace(g.shape, memory_gib=64.0)) for g in planned(small).groups]
     spec = spec_of(small)
-    assert "but takes 15" in check(spec, groups, {}).warnings[0]
+    assert "but takes 147 GiB of a node" in check(spec, groups, {}).warnings[0]
 
 
 def test_what_can_never_fit_is_refused_with_the_nearest_that_does() -> None:

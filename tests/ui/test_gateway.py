@@ -41,6 +41,9 @@ class Hub:
     def replica_loads(self, now_s: float) -> dict[str, Any]:
         return {}
 
+    def peak_memory_gib(self, task_id: str, since_s: float) -> float | None:
+        return None
+
 
 class Head:
     def __init__(self, folder: Path, url: str):
