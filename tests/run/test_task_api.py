@@ -139,6 +139,15 @@ def test_a_batch_is_all_or_nothing_and_its_keys_make_it_safe_to_repeat(world: Wo
         world.submit(array_index=1)
 
 
+def test_a_large_array_is_one_transaction(world: World) -> None:
+    appended: list[int] = []
+    append = world.journal.append
+    world.journal.append = lambda events: (appended.append(len(events)), append(events))[1]  # type: ignore[method-assign]
+    answer = world.service.submit(world.spec(array=2000))
+    assert answer["task_ids"] == "t1..t2000"
+    assert appended == [2000, 8]  # all submits at once, all placements at once
+
+
 def test_a_key_is_known_after_the_end_and_after_a_restart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taskbook, "RECENT", 1)
     old = world.submit(submit_key="k", name="old")
