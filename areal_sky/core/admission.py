@@ -157,10 +157,10 @@ class Admission:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting and (pushed := self._preemption.search(now_s, self._may_use)):
-            out += pushed
-            self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
-            self._place_all(out)
+        if self._waiting:
+            out += self._preemption.search(now_s, self._may_use)
+            while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
+                self._place_all(out)
         return out
 
     # ---------------------------------------------------------------- what people ask
@@ -340,11 +340,8 @@ class Admission:
         if task_id in self._loans:
             self._loans.forget(task_id)
         lease = self._leases.release(task_id)
-        if lease is not None:
-            if lease.item.entry.preemptible:
-                self._preemption.forget(lease)
-            if self._pools:
-                self._quotas.use(lease.item, -len(lease.placement.node_ids))
+        if lease is not None and self._pools:
+            self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
     def _drop_claim(self, task_id: str) -> None:
@@ -374,7 +371,6 @@ class Admission:
             if lease is None:
                 self._waiting.reorder(item, key)
             elif item.entry.preemptible:
-                self._preemption.forget(lease)
                 item.key = key
                 self._preemption.watch(lease)
 
