@@ -229,7 +229,7 @@ class Admission:
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, changes.pop(node))
+                waiting.settle(node, changes.pop(node), self._may_use)
             else:
                 return
 

@@ -143,7 +143,7 @@ class Backfill:
         plan = min(plans, key=lambda p: p.start_s, default=None)
         if plan is None or (plan.start_s == inf and now_s - item.entry.submitted_s < self._patience_s):
             return False
-        if old is not None and old.node_ids != plan.node_ids:
+        if old is not None and (old.node_ids != plan.node_ids or old.start_s < plan.start_s):
             self._lift(guard)
         self.reservations[guard] = plan
         for node_id in plan.node_ids:

@@ -13,7 +13,7 @@ the next decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -27,14 +27,13 @@ from areal_sky.core.queueing import OrderPolicy
 from areal_sky.core.room import UNIT, NodeRoom
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
 from areal_sky.core.victims import Room, Unit, choose, cost, freed
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16
 MOST_VICTIMS = 48
 MOST_SCANNED = 512
 
-MayUse = Callable[[Shape, str], bool]
 Cost = tuple[int, int, float, int]
 ShelfKey = tuple[str, str, bool]
 
