@@ -22,8 +22,8 @@ from areal_sky.core.decisions import Decision, Preempt, Shrink
 from areal_sky.core.gangs import Ask, Placement
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
-from areal_sky.core.pools import Pools
 from areal_sky.core.queueing import OrderPolicy
+from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, NodeRoom
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
 from areal_sky.core.victims import Room, Unit, choose, cost, freed
@@ -41,12 +41,13 @@ ShelfKey = tuple[str, str, bool]
 class Preemption:
     """See the module."""
 
-    def __init__(self, index: RoomIndex, leases: Leases, waiting: WaitingTasks, order: OrderPolicy, pools: Pools):
+    def __init__(self, index: RoomIndex, leases: Leases, waiting: WaitingTasks, order: OrderPolicy, quotas: Quotas):
         self._index = index
         self._leases = leases
         self._waiting = waiting
         self._order = order
-        self._pools = pools
+        self._quotas = quotas
+        self._pools = quotas.pools
         # Preemptible leases per shelf, a heap with the weakest first: (- standing, - submit number, counter, lease).
         # Leases that have ended, or stand otherwise now, are found out when they come up.
         self._lines: dict[tuple[str, str, bool], list[tuple[float, int, int, Hold]]] = {}
@@ -92,6 +93,9 @@ class Preemption:
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
         item = shape.first[2]
+        allowed = self._quotas.allowed(shape)
+        if allowed < shape.least:
+            return False
         best: tuple[tuple[Cost, ShelfKey], Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
             victims = list(self._victims(shape, item, shelf, now_s))
@@ -115,12 +119,12 @@ class Preemption:
         if best is None:
             return False
         _, shelf, found, rooms = best
-        placement = self._placement(shape, shelf, found, rooms, may_use)
+        placement = self._placement(shape, allowed, shelf, found, rooms, may_use)
         if placement is None:
             return False
         self._waiting.remove(item)
         self._leases.claim(Hold(item, placement, now_s))
-        self._pools.use(item.entry.pool, shape.need.gpus / UNIT * len(placement.node_ids))
+        self._quotas.use(item, len(placement.node_ids))
         out += self._told(found, item, now_s)
         return True
 
@@ -167,7 +171,7 @@ class Preemption:
         return found
 
     def _placement(
-        self, shape: Shape, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
+        self, shape: Shape, most: int, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
     ) -> Placement | None:
         """Where the gang goes once the units are gone."""
         then = RoomIndex()
@@ -178,7 +182,7 @@ class Preemption:
                 for node in bucket.first(shape.ask.count + len(rooms)):
                     if node.node_id not in rooms:
                         then.put(_as_room(node, (node.devices, node.cpus, node.memory)))
-        ask: Ask = replace(shape.ask, nodes=(), ordered=False)
+        ask: Ask = replace(shape.ask, count=most, nodes=(), ordered=False)
         nodes = find(then, ask, None, shape.least)
         return None if isinstance(nodes, dict) else placement_on(nodes, shape.need)
 
