@@ -60,7 +60,7 @@ class Admission:
         self._quotas = Quotas(self._pools, self._leases, self._waiting)
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
-        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._pools)
+        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._quotas)
         self._items: dict[str, Item] = {}
         self._timers: list[tuple[float, int, Item]] = []
         self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
@@ -118,10 +118,12 @@ class Admission:
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
-        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput."""
+        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput.
+
+        The room still counts as used by its pool, so that the limit holds when it gets it back.
+        """
         self._now_s = now_s
-        lent = self._loans.lend(task_id, ranks, now_s)
-        self._quotas.use(lent.item, -len(lent.placement.node_ids))
+        self._loans.lend(task_id, ranks, now_s)
 
     def take_back(self, task_id: str, now_s: float) -> None:
         """It needs its room again, before anybody else; `decide` says whom to end, and Restore when it has it."""
@@ -148,7 +150,8 @@ class Admission:
     def decide(self, now_s: float) -> list[Decision]:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
-        out, self._told = self._told, []
+        out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
+        self._told = []
         if self._timers and self._timers[0][0] <= now_s:
             self._on_time(now_s)
         if self._pools:
@@ -157,10 +160,10 @@ class Admission:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting and (pushed := self._preemption.search(now_s, self._may_use)):
-            out += pushed
-            self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
-            self._place_all(out)
+        if self._waiting:
+            out += self._preemption.search(now_s, self._may_use)
+            while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
+                self._place_all(out)
         return out
 
     # ---------------------------------------------------------------- what people ask
@@ -229,7 +232,7 @@ class Admission:
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, changes.pop(node))
+                waiting.settle(node, changes.pop(node), self._may_use)
             else:
                 return
 
@@ -289,11 +292,9 @@ class Admission:
                 continue
             if task_id in self._loans:
                 if free:
-                    restored = self._loans.restored(task_id)
-                    self._quotas.use(claim.item, len(restored.placement.node_ids))
-                    out.append(restored)
+                    out.append(self._loans.restored(task_id))
                 else:
-                    self._loans.forget(task_id)
+                    self._forget_loan(task_id)
             elif free:
                 self._leases.unclaim(task_id)
                 claim.since_s = claim.checkpoint_s = self._now_s
@@ -337,15 +338,16 @@ class Admission:
             self._preemption.watch(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        if task_id in self._loans:
-            self._loans.forget(task_id)
+        self._forget_loan(task_id)
         lease = self._leases.release(task_id)
-        if lease is not None:
-            if lease.item.entry.preemptible:
-                self._preemption.forget(lease)
-            if self._pools:
-                self._quotas.use(lease.item, -len(lease.placement.node_ids))
+        if lease is not None and self._pools:
+            self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
+
+    def _forget_loan(self, task_id: str) -> None:
+        lent = self._loans.forget(task_id)
+        if lent is not None:
+            self._quotas.use(lent.item, -len(lent.placement.node_ids))
 
     def _drop_claim(self, task_id: str) -> None:
         claim = self._leases.unclaim(task_id)
@@ -374,7 +376,6 @@ class Admission:
             if lease is None:
                 self._waiting.reorder(item, key)
             elif item.entry.preemptible:
-                self._preemption.forget(lease)
                 item.key = key
                 self._preemption.watch(lease)
 

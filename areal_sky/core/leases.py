@@ -22,7 +22,7 @@ NOTHING = Bundle(0.0, 0.0, 0.0)
 class Hold:
     """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim."""
 
-    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "shelves", "since_s", "standing")
+    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "since_s", "standing")
 
     def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
         self.item = item
@@ -31,9 +31,7 @@ class Hold:
         self.since_s = since_s
         self.checkpoint_s = since_s  # work up to here is safe
         self.ending = ""  # for which task it has been told to end, or to shrink
-        # Kept by core/preemption.py, for leases that may be victims.
-        self.standing = 0.0
-        self.shelves: tuple[tuple[str, str, bool], ...] = ()
+        self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
 
     @property
     def task_id(self) -> str:

@@ -200,6 +200,7 @@ class RoomIndex:
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
         self.nodes: dict[str, Node] = {}
         self.shelves: dict[tuple[str, str, bool], Shelf] = {}
+        self.guarded = 0  # nodes with a guard
         self.version = 0  # counts shelves: what depends on them is looked up again
         self._eligible: dict[tuple[object, ...], tuple[tuple[int, Shelf], ...]] = {}
         for room in rooms:
@@ -223,6 +224,7 @@ class RoomIndex:
     def drop(self, node_id: str) -> None:
         node = self.nodes.pop(node_id, None)
         if node is not None:
+            self.guarded -= bool(node.guard)
             node.shelf.move(node, None)
 
     def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
@@ -234,6 +236,7 @@ class RoomIndex:
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
+            self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
             node.shelf.move(node, node.shelf.bucket_of(node))
 

@@ -32,6 +32,7 @@ class Item:
         self.shape: Shape | None = None  # None: it does not wait
 
 
+MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
 
 
@@ -78,12 +79,18 @@ class Change:
         self.before = before
         self.seen: dict[Shape, Bucket] | None = None
 
-    def gain(self, bucket: Bucket, shape: Shape) -> int:
-        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0."""
-        before = self.before
+    def gain(self, bucket: Bucket, shape: Shape, may_use: MayUse) -> int:
+        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0.
+
+        Where guards have come or gone it is rather too many than too few.
+        """
+        before, guard = self.before, bucket.guard
         if self.seen is not None:
             before = self.seen.get(shape, before)
-        return bucket.capacity(shape.need) - (before.capacity(shape.need) if before is not None else 0)
+        if guard and not may_use(shape, guard):
+            return 0
+        had = before is not None and (not before.guard or before.guard == guard)
+        return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
 
 
 class Line:
@@ -192,7 +199,7 @@ class WaitingTasks:
         return None
 
     def best_for(
-        self, node: Node, change: Change, may_use: Callable[[Shape, str], bool], after: First | None = None
+        self, node: Node, change: Change, may_use: MayUse, after: First | None = None
     ) -> First | None:
         """The first of all tasks that may fit now that the node has other room than before.
 
@@ -220,7 +227,7 @@ class WaitingTasks:
             useless = False
             if shape.is_gang and not shape.open:
                 missing = shape.missing.get(group, shape.least)
-                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape) < missing:
+                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape, may_use) < missing:
                     continue
             if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
                 continue
@@ -229,7 +236,7 @@ class WaitingTasks:
             bucket.known = line.changes
         return None
 
-    def settle(self, node: Node, change: Change) -> None:
+    def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
         bucket, before = node.bucket, change.before
         if bucket is None or bucket is before:
@@ -241,7 +248,7 @@ class WaitingTasks:
                 return
             if shape.open:
                 continue
-            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape)
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
             if missing <= 0:
                 self.open_shape(shape)
 
@@ -282,6 +289,8 @@ class WaitingTasks:
         if old is first:
             return
         shape.first = first
+        if self._index.guarded and old is not None and first is not None and first < old:
+            shape.open = True  # who goes further ahead may have nodes that were kept for others
         self._sort_into_lines(shape, old)
         if first is not None and shape.open:
             heappush(self._open, (first[0], first[1], shape))
