@@ -294,6 +294,7 @@ def head_env(
         weights=tuple((p.model_type, p.weight) for p in spec.scheduling.priority),
         models=tuple((m.name, m.model_type) for m in spec.models),
         ageing_per_hour=spec.scheduling.ageing_per_hour,
+        strategy=spec.scheduling.strategy,
         pools=tuple(
             PoolShare(p.name, p.model_type, p.guaranteed_gpus, p.max_gpus, p.borrow) for p in spec.scheduling.pools
         ),

@@ -63,6 +63,7 @@ class HeadEnv:
     weights: tuple[tuple[str, float], ...] = ()
     models: tuple[tuple[str, str], ...] = ()
     ageing_per_hour: float = 1.0
+    strategy: str = "dynamic"  # who goes first: `scheduling.strategy` of the spec
     pools: tuple[PoolShare, ...] = ()
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0

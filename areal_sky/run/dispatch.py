@@ -19,6 +19,7 @@ from areal_sky.core.admission import Decision, Preempt, Shrink
 from areal_sky.core.admission import Place as PlaceDecision
 from areal_sky.core.failures import backoff_s, last_line, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
+from areal_sky.core.queueing import OrderPolicy
 from areal_sky.core.taskevents import (
     Ended,
     Placed,
@@ -68,12 +69,12 @@ class Dispatch:
         *,
         logs: TaskLogs | None = None,
         grace_s: float = GRACE_S,
+        order: OrderPolicy | None = None,
         min_runtime_s: float = MIN_RUNTIME_S,
         jitter: Callable[[], float] = lambda: random.uniform(*JITTER),
     ):
-        """Reads the journal. `min_runtime_s`: no run is preempted before. `jitter` gives the factor of each pause.
-
-        Raises StateError.
+        """Reads the journal. `order`: who goes first, by default the weighted one. `min_runtime_s`: no run is preempted
+        before. `jitter` gives the factor of each pause. Raises StateError.
         """
         self.head_env = head_env
         self.grace_s = grace_s
@@ -87,7 +88,7 @@ class Dispatch:
         self._book = NodeBook(head_env.groups)
         for fact in self._tasks.node_facts:
             self._book.note(fact)
-        self._admitting = Admitting(head_env, self._book, min_runtime_s=min_runtime_s)
+        self._admitting = Admitting(head_env, self._book, order, min_runtime_s)
         self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
