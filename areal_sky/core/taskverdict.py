@@ -89,21 +89,18 @@ def shrunk(record: TaskRecord, dead_nodes: Collection[str], now_s: float, grace_
     return tuple(r for r in record.leaving if given_up or r in ended or record.places[r].node_id in dead_nodes)
 
 
-def overdue(record: TaskRecord, now_s: float) -> Stopping | Ended | None:
-    """What follows where the task has run longer than one run, or all of it, may take; None while it has time.
+def overdue(record: TaskRecord, ran_s: float, total_s: float) -> Stopping | Ended | None:
+    """What follows where this run (`ran_s` so far) or the task since its first start (`total_s`) takes too long.
 
-    Raises nothing; asking again gives the same answer.
+    None while it has time. Seconds.
     """
     spec = record.spec
-    total_s = spec.total_timeout_s
-    if total_s is not None and record.first_started_s is not None and now_s > record.first_started_s + total_s:
-        reason = f"not done {format_duration(total_s)} after its first start (total_timeout)"
+    if spec.total_timeout_s is not None and total_s > spec.total_timeout_s:
+        reason = f"not done {format_duration(spec.total_timeout_s)} after its first start (total_timeout)"
         if record.stop in ("cancel", "expired"):
             return None
         return Stopping("expired", reason) if record.holds else Ended(TaskState.FAILED, reason)
-    if spec.timeout_s is None or record.started_s is None or record.stop is not None:
-        return None
-    if now_s > record.started_s + spec.timeout_s:
+    if spec.timeout_s is not None and record.stop is None and ran_s > spec.timeout_s:
         return Stopping("timeout", f"ran longer than {format_duration(spec.timeout_s)} (timeout)")
     return None
 

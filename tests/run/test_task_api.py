@@ -408,16 +408,25 @@ def test_a_node_that_comes_and_goes_loses_no_task(world: World) -> None:
 
 
 def test_a_clock_that_jumps_harms_nothing(world: World) -> None:
-    task = world.submit(gpus=4)
+    steady = [0.0]
+    world.service._steady = lambda: steady[0]
+    task = world.submit(gpus=4, timeout_s=3600.0)
     waits = world.submit(gpus=4, bundles=2)
+    failed = world.submit(gpus=0, max_retries=1, backoff_s=60.0)
     world.tick(2)
+    fail(world, failed)
     world.tick(3, seconds=-7200.0)
+    world.tick(2)
+    assert world.state(failed) == "RUNNING"  # its pause is over rather sooner than hours later
     assert (world.state(task), world.state(waits)) == ("RUNNING", "QUEUED")
     assert world.service.get(waits)["waiting_s"] == 0.0
     world.tick(3, seconds=86400.0)
-    assert world.state(task) == "RUNNING"
-    world.finish(task)
-    world.tick(3)
+    assert world.state(task) == "RUNNING"  # it has not run for a day
+    steady[0] += 3700.0
+    world.tick(1, seconds=3700.0)
+    world.tick(2)
+    assert "timed out: ran longer than 1h" in world.story(task)
+    world.service.cancel(failed)
     assert world.state(waits) == "RUNNING"
 
 
