@@ -51,7 +51,6 @@ from areal_sky.run.tasklogs import TaskLogs
 GRACE_S = 10.0  # from SIGTERM to SIGKILL
 RESERVE_S = 30.0  # how long Ray may take to reserve what we saw free, before the task waits again
 START_S = 120.0  # how long runners may take to say that they run: Python has to start, on a busy node
-RESERVE_LOOKS = 20  # one every 4 ms
 RESERVE_BACKOFF_S = 5.0
 
 
@@ -295,7 +294,7 @@ class Dispatch:
             self._gangs.kill_ranks(r, self.grace_s)
             self._gangs.release_ranks(r)
         # A reservation takes Ray some milliseconds; waiting them out here starts the task a tick earlier.
-        for _ in range(RESERVE_LOOKS):
+        for _ in range(20):
             reserved = [r for r in holding if r.gang_id in self._gangs.reserved]
             waiting = [r for r in reserved if not self._start_if_ready(r.task_id, now_s)]
             if not waiting:

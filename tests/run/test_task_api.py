@@ -427,6 +427,7 @@ def test_a_clock_that_jumps_harms_nothing(world: World) -> None:
     world.tick(2)
     assert "timed out: ran longer than 1h" in world.story(task)
     world.service.cancel(failed)
+    world.tick(2)
     assert world.state(waits) == "RUNNING"
 
 
