@@ -56,8 +56,8 @@ class Admission:
         self._index = RoomIndex()
         self._leases = Leases(self._index)
         self._waiting = WaitingTasks(self._index)
-        self._pools = Pools(pools)
-        self._quotas = Quotas(self._pools, self._leases, self._waiting)
+        self._quotas = Quotas(Pools(pools), self._leases, self._waiting)
+        self._pools = bool(self._quotas.pools)  # whether there are any
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
         self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._quotas)

@@ -82,6 +82,8 @@ class Backfill:
 
     def lift_idle(self) -> bool:
         """Reservations of tasks that wait no longer end; whether there were any."""
+        if not self.reservations:
+            return False
         idle = [g for g, r in self.reservations.items() if r.item.shape is None]
         for guard in idle:
             self._lift(guard)

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from areal_sky.core.gangs import Ask, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
@@ -101,6 +102,7 @@ class Shelf:
         self.is_gpu = is_gpu
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
+        self.line: Any = None  # core/waiting.py: who may use its nodes
         self._most = _EMPTY_BUCKETS
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
