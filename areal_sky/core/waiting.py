@@ -126,6 +126,20 @@ class WaitingTasks:
         """All shapes, that of the first task first."""
         return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
 
+    def items(self) -> list[Item]:
+        """All tasks, next first."""
+        entries = [(x, shape) for shape in self._shapes.values() for x in shape.heap]
+        items = {x[2]: None for x, shape in entries if x[2].shape is shape and x[2].key == x[0]}
+        return sorted(items, key=lambda i: (i.key, i.entry.number))
+
+    def place_of(self, item: Item) -> tuple[int, int]:
+        """(which, of how many), from 1; (0, n) when it does not wait."""
+        items = self.items()
+        if item.shape is None:
+            return 0, len(items)
+        mine = (item.key, item.entry.number)
+        return sum(1 for i in items if (i.key, i.entry.number) <= mine), len(items)
+
     def add(self, item: Item) -> None:
         """Its key must be set."""
         entry = item.entry
