@@ -24,15 +24,15 @@ from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
 from areal_sky.core.queueing import OrderPolicy
 from areal_sky.core.quotas import Quotas
-from areal_sky.core.room import UNIT, NodeRoom
-from areal_sky.core.roomindex import Node, RoomIndex, Shelf
+from areal_sky.core.room import UNIT
+from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
 from areal_sky.core.victims import Room, Unit, choose, cost, freed
 from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16
 MOST_VICTIMS = 48
-MOST_SCANNED = 512
+MOST_SCANNED = 128
 
 Cost = tuple[int, int, float, int]
 ShelfKey = tuple[str, str, bool]
@@ -176,12 +176,12 @@ class Preemption:
         """Where the gang goes once the units are gone."""
         then = RoomIndex()
         for node_id, room in rooms.items():
-            then.put(_as_room(self._index.nodes[node_id], freed(room, node_id, found)))
+            then.put(room_with(self._index.nodes[node_id], *freed(room, node_id, found)))
         if not shape.ask.nodes:
             for bucket in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g)):
                 for node in bucket.first(shape.ask.count + len(rooms)):
                     if node.node_id not in rooms:
-                        then.put(_as_room(node, (node.devices, node.cpus, node.memory)))
+                        then.put(room_with(node, node.devices, node.cpus, node.memory))
         ask: Ask = replace(shape.ask, count=most, nodes=(), ordered=False)
         nodes = find(then, ask, None, shape.least)
         return None if isinstance(nodes, dict) else placement_on(nodes, shape.need)
@@ -225,12 +225,3 @@ def _usable(node: Node | None, shape: Shape, shelf: Shelf, may_use: MayUse) -> b
     if shape.ask.nodes and node.node_id not in shape.ask.nodes and node.order[0] not in shape.ask.nodes:
         return False
     return not node.guard or may_use(shape, node.guard)
-
-
-def _as_room(node: Node, room: Room) -> NodeRoom:
-    devices, cpus, memory = room
-    shelf = node.shelf
-    return NodeRoom(
-        node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
-        max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
-    )  # fmt: skip

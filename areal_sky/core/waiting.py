@@ -41,7 +41,7 @@ class Shape:
 
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "pool", "preemptible", "size",
+        "open", "pool", "preemptible", "short", "size",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -61,6 +61,7 @@ class Shape:
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
+        self.short = self.least  # the least of these
 
     def may_use(self, node: Node) -> bool:
         """Whether the node is one of those that it names."""
@@ -125,6 +126,20 @@ class WaitingTasks:
         """All shapes, that of the first task first."""
         return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
 
+    def items(self) -> list[Item]:
+        """All tasks, next first."""
+        entries = [(x, shape) for shape in self._shapes.values() for x in shape.heap]
+        items = {x[2]: None for x, shape in entries if x[2].shape is shape and x[2].key == x[0]}
+        return sorted(items, key=lambda i: (i.key, i.entry.number))
+
+    def place_of(self, item: Item) -> tuple[int, int]:
+        """(which, of how many), from 1; (0, n) when it does not wait."""
+        items = self.items()
+        if item.shape is None:
+            return 0, len(items)
+        mine = (item.key, item.entry.number)
+        return sum(1 for i in items if (i.key, i.entry.number) <= mine), len(items)
+
     def add(self, item: Item) -> None:
         """Its key must be set."""
         entry = item.entry
@@ -181,6 +196,7 @@ class WaitingTasks:
         shape.open = False
         if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
+            shape.short = min(shape.missing.values(), default=shape.least)
             for node, change in changes.items():
                 if node.bucket is not None and node.shelf.group in fit:
                     if change.seen is None:
@@ -226,8 +242,9 @@ class WaitingTasks:
                 continue
             useless = False
             if shape.is_gang and not shape.open:
-                missing = shape.missing.get(group, shape.least)
-                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape, may_use) < missing:
+                if its_whole and whole // its_whole < shape.short:
+                    continue
+                if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
                     continue
             if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
                 continue
@@ -249,6 +266,8 @@ class WaitingTasks:
             if shape.open:
                 continue
             missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
+            if missing < shape.short:
+                shape.short = missing
             if missing <= 0:
                 self.open_shape(shape)
 
@@ -261,10 +280,9 @@ class WaitingTasks:
             for shape in self._shapes.values():
                 self._stand(shape)
                 self._sort_into_lines(shape, None)
-        line = self._lines.get(node.shelf.key)
-        if line is None:
-            line = self._lines[node.shelf.key] = Line()
-        return line
+            for shelf in self._index.shelves.values():
+                shelf.line = self._lines.get(shelf.key) or Line()
+        return node.shelf.line
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
@@ -272,7 +290,7 @@ class WaitingTasks:
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
-                line = self._lines[shelf.key] = Line()
+                line = shelf.line = self._lines[shelf.key] = Line()
             self._stands += 1
             line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)

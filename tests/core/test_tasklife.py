@@ -34,7 +34,7 @@ from areal_sky.core.taskevents import (
 from areal_sky.core.tasklife import TaskRecord, fold
 from areal_sky.core.taskmodel import BACKOFF_S, TaskSpec, TaskState
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
-from areal_sky.core.taskverdict import SETTLE_S, SILENT_S, Verdict, Wait, overdue, too_late, verdict
+from areal_sky.core.taskverdict import SETTLE_S, SILENT_S, Verdict, Wait, overdue, verdict
 from areal_sky.errors import InvalidInput, StateError
 
 PLACES = (Place("n0", "c-w-0", 0, ((0, 1.0),)), Place("n1", "c-w-1", 0, ((0, 1.0),)))
@@ -257,17 +257,6 @@ def test_the_wait_between_runs_doubles_and_is_bounded() -> None:
 )
 def test_evidence_of_exhausted_memory(code: int | None, lost: str, words: str, found: str) -> None:
     assert out_of_memory(code, lost, words) == found
-
-
-def test_a_deadline_that_cannot_be_met_is_said() -> None:
-    spec = TaskSpec("train", command="x", deadline_s=1000.0)
-    assert too_late(spec, 900) == ""
-    assert too_late(spec, 1120) == "its deadline was 2m ago"
-    assert too_late(replace(spec, estimate_s=200.0), 900) == (
-        "it needs 3m20s (its estimate), and its deadline is in 1m40s"
-    )
-    assert too_late(replace(spec, estimate_s=100.0), 900) == ""
-    assert too_late(replace(spec, deadline_s=None, estimate_s=1e9), 900) == ""
 
 
 def test_every_fact_has_its_sentence() -> None:

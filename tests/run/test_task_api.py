@@ -185,8 +185,8 @@ def test_ended_tasks_leave_the_memory_and_are_found_on_disk(world: World, monkey
 def test_a_deadline_that_cannot_be_met_is_warned_of_or_refused(world: World) -> None:
     now_s = world.clock.now()
     answer = world.service.submit(world.spec(deadline_s=now_s - 120))
-    assert answer["warnings"] == ["its deadline was 2m ago"]
-    assert "warning: its deadline was 2m ago" in world.story(answer["task_id"])
+    assert answer["warnings"] == ["its deadline passed 2 min ago: it counts for nothing"]
+    assert "warning: its deadline passed 2 min ago" in world.story(answer["task_id"])
     with pytest.raises(Refused, match="it asks to be refused then"):
         world.submit(deadline_s=now_s + 60, estimate_s=3600.0, if_late="refuse")
     task = world.submit(deadline_s=now_s + 60)
