@@ -163,9 +163,10 @@ class Arrivals:
         ask, kind, estimate_s = self._shapes[self._drawn.pop()]
         self._number += 1
         self.now_s += later_s
+        n = self._number
         return Entry(
-            f"t{self._number}", self._number, ask, self.now_s, float(self._number % 10), 1.0 + 0.5 * (self._number % 3 == 0),
-            kind, None, None, estimate_s, preemptible=kind != "train", min_runtime_s=60.0,
+            f"t{n}", n, ask, self.now_s, float(n % 10), 1.5 if n % 3 == 0 else 1.0, kind, None, None, estimate_s,
+            preemptible=kind != "train", min_runtime_s=60.0,
         )  # fmt: skip
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from heapq import heappop, heappush
 from math import inf
 
 from areal_sky.core.backfill import Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Restore, Shrink
 from areal_sky.core.gangs import Placement
+from areal_sky.core.keytimers import KeyTimers
 from areal_sky.core.leases import NOTHING, Hold, Leases
 from areal_sky.core.loans import GUARD, Loans
 from areal_sky.core.model import Bundle
@@ -31,8 +31,8 @@ from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
-from areal_sky.core.room import UNIT, need_of
-from areal_sky.core.roomindex import Node, RoomIndex
+from areal_sky.core.room import need_of
+from areal_sky.core.roomindex import RoomIndex
 from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
@@ -56,14 +56,13 @@ class Admission:
         self._index = RoomIndex()
         self._leases = Leases(self._index)
         self._waiting = WaitingTasks(self._index)
-        self._pools = Pools(pools)
-        self._quotas = Quotas(self._pools, self._leases, self._waiting)
+        self._quotas = Quotas(Pools(pools), self._leases, self._waiting)
+        self._pools = bool(self._quotas.pools)  # whether there are any
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
-        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._pools)
+        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._quotas)
         self._items: dict[str, Item] = {}
-        self._timers: list[tuple[float, int, Item]] = []
-        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
+        self._timers = KeyTimers()
         self._told: list[Decision] = []  # decided outside of `decide`
         self._now_s = 0.0
 
@@ -118,10 +117,12 @@ class Admission:
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
-        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput."""
+        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput.
+
+        The room still counts as used by its pool, so that the limit holds when it gets it back.
+        """
         self._now_s = now_s
-        lent = self._loans.lend(task_id, ranks, now_s)
-        self._quotas.use(lent.item, -len(lent.placement.node_ids))
+        self._loans.lend(task_id, ranks, now_s)
 
     def take_back(self, task_id: str, now_s: float) -> None:
         """It needs its room again, before anybody else; `decide` says whom to end, and Restore when it has it."""
@@ -148,19 +149,20 @@ class Admission:
     def decide(self, now_s: float) -> list[Decision]:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
-        out, self._told = self._told, []
-        if self._timers and self._timers[0][0] <= now_s:
-            self._on_time(now_s)
+        out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
+        self._told = []
+        for item in self._timers.due(now_s):
+            self._ask_again(item)
         if self._pools:
             self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting and (pushed := self._preemption.search(now_s, self._may_use)):
-            out += pushed
-            self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
-            self._place_all(out)
+        if self._waiting:
+            out += self._preemption.search(now_s, self._may_use)
+            while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
+                self._place_all(out)
         return out
 
     # ---------------------------------------------------------------- what people ask
@@ -168,8 +170,7 @@ class Admission:
     @property
     def waiting_ids(self) -> list[str]:
         """Waiting tasks, next first."""
-        waiting = [i for i in self._items.values() if i.shape is not None]
-        return [i.entry.task_id for i in sorted(waiting, key=lambda i: (i.key, i.entry.number))]
+        return [item.entry.task_id for item in self._waiting.items()]
 
     @property
     def running_ids(self) -> list[str]:
@@ -177,7 +178,7 @@ class Admission:
 
     def rooms(self) -> list[NodeRoom]:
         """What every node that takes work has free now."""
-        return [_room(node) for node in self._index.nodes.values()]
+        return self._index.rooms()
 
     def placement(self, task_id: str) -> Placement | None:
         """Where it runs; None when it does not."""
@@ -198,11 +199,7 @@ class Admission:
     def place_in_queue(self, task_id: str) -> tuple[int, int]:
         """(which, of how many) among the waiting tasks, from 1; (0, n) when it does not wait."""
         item = self._items.get(task_id)
-        waiting = [i for i in self._items.values() if i.shape is not None]
-        if item is None or item.shape is None:
-            return 0, len(waiting)
-        mine = (item.key, item.entry.number)
-        return 1 + sum(1 for i in waiting if (i.key, i.entry.number) < mine), len(waiting)
+        return self._waiting.place_of(item) if item is not None else (0, len(self._waiting.items()))
 
     # ---------------------------------------------------------------- how: the loop
 
@@ -211,7 +208,7 @@ class Admission:
         looked_at: Change | None = None
         best: First | None = None
         while True:
-            node = self._next_changed()
+            node = self._leases.next_changed()
             if node is None:
                 best = None
             else:
@@ -229,27 +226,9 @@ class Admission:
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, changes.pop(node))
+                waiting.settle(node, changes.pop(node), self._may_use)
             else:
                 return
-
-    def _next_changed(self) -> Node | None:
-        """A node with more room than when it was looked at last; the one with least room first."""
-        changes = self._leases.changes
-        queue = self._to_look_at
-        while queue:
-            node = queue[-1][3]
-            if node in changes:
-                return node
-            queue.pop()
-        if not changes:
-            return None
-        if len(changes) == 1:
-            return next(iter(changes))
-        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
-        found.sort(key=lambda x: x[:3], reverse=True)
-        self._to_look_at = found
-        return found[-1][3]
 
     def _look(self, item: Item, out: list[Decision]) -> None:
         """Anywhere."""
@@ -289,11 +268,9 @@ class Admission:
                 continue
             if task_id in self._loans:
                 if free:
-                    restored = self._loans.restored(task_id)
-                    self._quotas.use(claim.item, len(restored.placement.node_ids))
-                    out.append(restored)
+                    out.append(self._loans.restored(task_id))
                 else:
-                    self._loans.forget(task_id)
+                    self._forget_loan(task_id)
             elif free:
                 self._leases.unclaim(task_id)
                 claim.since_s = claim.checkpoint_s = self._now_s
@@ -321,14 +298,14 @@ class Admission:
 
     def _enqueue(self, item: Item) -> None:
         item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-        self._set_timer(item, self._now_s)
+        self._timers.set(item, self._now_s)
         self._waiting.add(item)
 
     def _run(self, lease: Hold, *, adopted: bool = False) -> None:
         item = lease.item
         if item.until_s < inf:  # from now on its key may change with its service
             item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-            self._set_timer(item, self._now_s)
+            self._timers.set(item, self._now_s)
         if adopted:
             self._leases.adopt(lease)
         else:
@@ -337,52 +314,34 @@ class Admission:
             self._preemption.watch(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        if task_id in self._loans:
-            self._loans.forget(task_id)
+        self._forget_loan(task_id)
         lease = self._leases.release(task_id)
-        if lease is not None:
-            if lease.item.entry.preemptible:
-                self._preemption.forget(lease)
-            if self._pools:
-                self._quotas.use(lease.item, -len(lease.placement.node_ids))
+        if lease is not None and self._pools:
+            self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
+
+    def _forget_loan(self, task_id: str) -> None:
+        lent = self._loans.forget(task_id)
+        if lent is not None:
+            self._quotas.use(lent.item, -len(lent.placement.node_ids))
 
     def _drop_claim(self, task_id: str) -> None:
         claim = self._leases.unclaim(task_id)
         if claim is not None:
             self._quotas.use(claim.item, -len(claim.placement.node_ids))
 
-    def _set_timer(self, item: Item, now_s: float) -> None:
-        if item.until_s <= now_s:
-            item.until_s = now_s + 1e-3  # a policy that asks to be asked at once shall not stop the clock
-        if item.until_s < inf:
-            heappush(self._timers, (item.until_s, item.entry.number, item))
-
-    def _on_time(self, now_s: float) -> None:
-        """Tasks whose place in the order changes about now."""
-        timers = self._timers
-        while timers and timers[0][0] <= now_s:
-            until_s, _, item = heappop(timers)
-            if item.until_s != until_s:
-                continue
-            lease = self._leases.running.get(item.entry.task_id)
-            if item.shape is None and (lease is None or lease.item is not item):
-                continue
-            served_s = item.served_s if lease is None else lease.served_s(now_s)
-            key, item.until_s = self.order.key(item.entry, served_s, now_s)
-            self._set_timer(item, now_s)
-            if lease is None:
-                self._waiting.reorder(item, key)
-            elif item.entry.preemptible:
-                self._preemption.forget(lease)
-                item.key = key
+    def _ask_again(self, item: Item) -> None:
+        """Its place in the order changes about now."""
+        lease = self._leases.running.get(item.entry.task_id)
+        if item.shape is None and (lease is None or lease.item is not item):
+            item.until_s = self._now_s  # it has a claim: asked for when it starts
+            return
+        served_s = item.served_s if lease is None else lease.served_s(self._now_s)
+        key, item.until_s = self.order.key(item.entry, served_s, self._now_s)
+        self._timers.set(item, self._now_s)
+        if lease is None:
+            self._waiting.reorder(item, key)
+        else:
+            item.key = key
+            if item.entry.preemptible:
                 self._preemption.watch(lease)
-
-
-def _room(node: Node) -> NodeRoom:
-    shelf = node.shelf
-    return NodeRoom(
-        node.node_id, shelf.group, tuple(d / UNIT for d in node.devices), node.cpus / UNIT, node.memory / UNIT,
-        shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
-    )  # fmt: skip
-

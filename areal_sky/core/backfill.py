@@ -21,9 +21,9 @@ from areal_sky.core.roomindex import Node, RoomIndex, Shelf
 from areal_sky.core.waiting import Change, Item, Shape, WaitingTasks
 
 ShelfKey = tuple[str, str, bool]
-MOST_NODES = 32
-PLAN_EVERY_S = 1.0
-MOST_EXTRA_PLANS = 8
+MOST_NODES = 16
+PLAN_EVERY_S = 5.0
+MOST_EXTRA_PLANS = 4
 REPLAN_S = 60.0
 
 
@@ -50,8 +50,11 @@ class Backfill:
         self._leases = leases
         self._waiting = waiting
         self._patience_s = patience_s
-        self._planned_s = -inf
-        self._extra_plans = 0  # since then
+        # Plans are made in rounds: when this one began, what it has still to do, whom it has seen first in line.
+        self._began_s = -inf
+        self._to_plan: set[ShelfKey] = set()
+        self._kept: set[str] = set()
+        self._extra_plans = 0
         self._considered = 0  # nodes, in this decision
         self.reservations: dict[str, Reservation] = {}
 
@@ -68,32 +71,46 @@ class Backfill:
     def refresh(self, now_s: float) -> None:
         """Reserve for those who are first in line now. Cheap when it was done a moment ago. Once per decision."""
         self._considered = 0
-        if self.reservations:
-            for guard in [g for g, r in self.reservations.items() if r.item.shape is None]:
-                self._lift(guard)
-        if 0 <= now_s - self._planned_s < PLAN_EVERY_S:
-            return
-        self._planned_s = now_s
-        self._extra_plans = 0
-        taken: set[ShelfKey] = set()
-        kept: set[str] = set()
-        all_shelves = sum(1 for shelf in self._index.shelves.values() if shelf.nodes)
+        self.lift_idle()
+        if not 0 <= now_s - self._began_s < PLAN_EVERY_S:
+            self._began_s = now_s
+            self._extra_plans = 0
+            self._kept = set()
+            self._to_plan = {shelf.key for shelf in self._index.shelves.values() if shelf.nodes}
+        if self._to_plan:
+            self._go_on(now_s)
+
+    def lift_idle(self) -> bool:
+        """Reservations of tasks that wait no longer end; whether there were any."""
+        if not self.reservations:
+            return False
+        idle = [g for g, r in self.reservations.items() if r.item.shape is None]
+        for guard in idle:
+            self._lift(guard)
+        return bool(idle)
+
+    def _go_on(self, now_s: float) -> None:
+        """With the round, shelf by shelf."""
+        passed: set[ShelfKey] = set()
         for shape in self._waiting.in_order():
-            if len(taken) == all_shelves:
+            if self._to_plan <= passed:
                 break
             if shape.open or shape.barred or shape.first is None:
                 continue
             shelves = self._shelves(shape)
-            if not any(shelf.key not in taken for shelf in shelves):
+            keys = {shelf.key for shelf in shelves}
+            if keys <= passed:
                 continue
-            item = shape.first[2]
-            taken.update(shelf.key for shelf in shelves)
-            if self._considered >= MOST_NODES:
-                self._planned_s = -inf  # the next decision goes on
-                kept.add(item.entry.task_id)
-            elif self._reserve(shape, item, shelves, now_s):
-                kept.add(item.entry.task_id)
-        for guard in [g for g in self.reservations if g not in kept]:
+            if keys & self._to_plan:
+                if self._considered >= MOST_NODES:
+                    return  # the next decision goes on
+                item = shape.first[2]
+                if self._reserve(shape, item, shelves, now_s):
+                    self._kept.add(item.entry.task_id)
+                self._to_plan -= keys
+            passed |= keys
+        self._to_plan = set()
+        for guard in [g for g in self.reservations if g not in self._kept]:
             self._lift(guard)
 
     def blocked(self, shape: Shape, now_s: float) -> None:
@@ -108,7 +125,8 @@ class Backfill:
                     return
                 self._lift(guard)
         self._extra_plans += 1
-        self._reserve(shape, shape.first[2], self._shelves(shape), now_s)
+        if self._reserve(shape, shape.first[2], self._shelves(shape), now_s):
+            self._kept.add(shape.first[2].entry.task_id)
 
     # ---------------------------------------------------------------- how
 
@@ -127,7 +145,7 @@ class Backfill:
         plan = min(plans, key=lambda p: p.start_s, default=None)
         if plan is None or (plan.start_s == inf and now_s - item.entry.submitted_s < self._patience_s):
             return False
-        if old is not None and old.node_ids != plan.node_ids:
+        if old is not None and (old.node_ids != plan.node_ids or old.start_s < plan.start_s):
             self._lift(guard)
         self.reservations[guard] = plan
         for node_id in plan.node_ids:
@@ -169,9 +187,11 @@ class Backfill:
     def _capacities(self, node: Node, shape: Shape, now_s: float) -> list[tuple[float, int]]:
         """(from when, bundles that fit) as what runs on the node comes to its end."""
         site = self._leases.sites[node.node_id]
-        devices, cpus, memory = left_on(site)
+        devices, cpus, memory = node.devices[:], node.cpus, node.memory
+        if not site.simple:
+            devices, cpus, memory = left_on(site)
         found = [(now_s, how_many(devices, cpus, memory, shape.need))]
-        for end_s, lease in sorted(((_end(h, now_s), h) for h in site.leases.values()), key=_by_end):
+        for end_s, _, lease in sorted([(_end(h, now_s), h.item.entry.number, h) for h in site.leases.values()]):
             amount = UNIT if lease.need.whole else lease.need.part
             for chosen in lease.on(node.node_id):
                 for i in chosen:
@@ -194,7 +214,3 @@ class Backfill:
 def _end(lease: Hold, now_s: float) -> float:
     ends_s = lease.ends_s(now_s)
     return inf if ends_s is None else ends_s
-
-
-def _by_end(x: tuple[float, Hold]) -> tuple[float, int]:
-    return x[0], x[1].item.entry.number

@@ -68,10 +68,7 @@ def refuse(planned: LaunchPlan) -> None:
 
 
 def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known, files: Files | None = None) -> LaunchPlan:
-    """The plan, its `refusals` named instead of raised: for showing it.
-
-    What does not fit a GPU is in `memory`, not a refusal here.
-    """
+    """The plan, its `refusals` (and those apart in `memory`) named instead of raised: for showing it."""
     known = offers if isinstance(offers, Known) else Known(tuple(offers))
     notes = Notes(list(spec.guesses), list(known.unknowns))
     refusals = list(known.refusals)
@@ -299,6 +296,7 @@ def head_env(
         models=tuple((m.name, m.model_type) for m in spec.models),
         needs=launch.memory.needs,
         ageing_per_hour=spec.scheduling.ageing_per_hour,
+        strategy=spec.scheduling.strategy,
         pools=tuple(
             PoolShare(p.name, p.model_type, p.guaranteed_gpus, p.max_gpus, p.borrow) for p in spec.scheduling.pools
         ),

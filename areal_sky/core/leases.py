@@ -22,7 +22,7 @@ NOTHING = Bundle(0.0, 0.0, 0.0)
 class Hold:
     """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim."""
 
-    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "shelves", "since_s", "standing")
+    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "since_s", "standing")
 
     def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
         self.item = item
@@ -31,9 +31,7 @@ class Hold:
         self.since_s = since_s
         self.checkpoint_s = since_s  # work up to here is safe
         self.ending = ""  # for which task it has been told to end, or to shrink
-        # Kept by core/preemption.py, for leases that may be victims.
-        self.standing = 0.0
-        self.shelves: tuple[tuple[str, str, bool], ...] = ()
+        self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
 
     @property
     def task_id(self) -> str:
@@ -56,6 +54,8 @@ class Hold:
 
     def on(self, node_id: str) -> list[tuple[int, ...]]:
         """The devices of each of its bundles there."""
+        if len(self.placement.node_ids) == 1:
+            return [tuple([i for i, _ in self.placement.devices[0]])]
         where = zip(self.placement.node_ids, self.placement.devices, strict=True)
         return [tuple(i for i, _ in shares) for n, shares in where if n == node_id]
 
@@ -84,6 +84,7 @@ class Leases:
         self.running: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
         self.changes: dict[Node, Change] = {}
+        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
         self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
 
     # ---------------------------------------------------------------- nodes
@@ -195,6 +196,24 @@ class Leases:
             enough = cpus >= len(bundles) * claim.need.cpus and memory >= len(bundles) * claim.need.memory
             free = free and enough
         return free
+
+    def next_changed(self) -> Node | None:
+        """A node with more room than when it was looked at last; the one with least room first."""
+        changes = self.changes
+        queue = self._to_look_at
+        while queue:
+            node = queue[-1][3]
+            if node in changes:
+                return node
+            queue.pop()
+        if not changes:
+            return None
+        if len(changes) == 1:
+            return next(iter(changes))
+        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
+        found.sort(key=lambda x: x[:3], reverse=True)
+        self._to_look_at = found
+        return found[-1][3]
 
     # ---------------------------------------------------------------- how
 

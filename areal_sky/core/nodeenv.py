@@ -65,6 +65,7 @@ class HeadEnv:
     models: tuple[tuple[str, str], ...] = ()
     needs: tuple[ModelNeed, ...] = ()
     ageing_per_hour: float = 1.0
+    strategy: str = "dynamic"  # who goes first: `scheduling.strategy` of the spec
     pools: tuple[PoolShare, ...] = ()
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0

@@ -13,41 +13,45 @@ the next decision.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from areal_sky.core.decisions import Decision, Preempt, Shrink
 from areal_sky.core.gangs import Ask, Placement
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
-from areal_sky.core.pools import Pools
 from areal_sky.core.queueing import OrderPolicy
-from areal_sky.core.room import UNIT, NodeRoom
-from areal_sky.core.roomindex import Node, RoomIndex, Shelf
+from areal_sky.core.quotas import Quotas
+from areal_sky.core.room import UNIT
+from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
 from areal_sky.core.victims import Room, Unit, choose, cost, freed
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16
 MOST_VICTIMS = 48
-MOST_SCANNED = 512
+MOST_SCANNED = 128
 
-MayUse = Callable[[Shape, str], bool]
+Cost = tuple[int, int, float, int]
+ShelfKey = tuple[str, str, bool]
 
 
 class Preemption:
     """See the module."""
 
-    def __init__(self, index: RoomIndex, leases: Leases, waiting: WaitingTasks, order: OrderPolicy, pools: Pools):
+    def __init__(self, index: RoomIndex, leases: Leases, waiting: WaitingTasks, order: OrderPolicy, quotas: Quotas):
         self._index = index
         self._leases = leases
         self._waiting = waiting
         self._order = order
-        self._pools = pools
-        # Preemptible leases per shelf, the weakest last: (standing, submit number, lease).
-        self._lines: dict[tuple[str, str, bool], list[tuple[float, int, Hold]]] = {}
+        self._quotas = quotas
+        self._pools = quotas.pools
+        # Preemptible leases per shelf, a heap with the weakest first: (- standing, - submit number, counter, lease).
+        # Leases that have ended, or stand otherwise now, are found out when they come up.
+        self._lines: dict[tuple[str, str, bool], list[tuple[float, int, int, Hold]]] = {}
+        self._watched = 0
         self._began_s = -inf
         self._round: list[Shape] = []  # shapes still to be searched for, the next last
         self._weakest: dict[tuple[str, str, bool], list[Hold]] = {}  # in this round
@@ -56,18 +60,17 @@ class Preemption:
     # ---------------------------------------------------------------- who may be a victim
 
     def watch(self, lease: Hold) -> None:
-        """A lease of a preemptible task has begun."""
-        lease.standing = self._order.standing(lease.item.entry, lease.item.key)
-        for line in self._lines_of(lease):
-            insort(line, (lease.standing, lease.item.entry.number, lease))
-
-    def forget(self, lease: Hold) -> None:
-        """It is over."""
-        at = (lease.standing, lease.item.entry.number)
-        for line in self._lines_of(lease):
-            i = bisect_left(line, at)
-            if i < len(line) and line[i][2] is lease:
-                del line[i]
+        """A lease of a preemptible task has begun, or stands otherwise than before."""
+        entry = lease.item.entry
+        lease.standing = self._order.standing(entry, lease.item.key)
+        nodes, node_ids = self._index.nodes, lease.placement.node_ids
+        shelves = {node.shelf.key for n in dict.fromkeys(node_ids) if (node := nodes.get(n)) is not None}
+        for key in shelves:
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = []
+            self._watched += 1
+            heappush(line, (-lease.standing, -entry.number, self._watched, lease))
 
     # ---------------------------------------------------------------- the search
 
@@ -75,7 +78,7 @@ class Preemption:
         """Claims for waiting tasks that may push others out, with the decisions to do so."""
         if not 0 <= now_s - self._began_s < SEARCH_EVERY_S:
             self._began_s = now_s
-            shapes = self._waiting.in_order() if any(self._lines.values()) else []
+            shapes = self._waiting.in_order() if self._lines else []
             self._round = shapes[:MOST_SEARCHES][::-1]
             self._weakest = {}
         out: list[Decision] = []
@@ -90,7 +93,10 @@ class Preemption:
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
         item = shape.first[2]
-        best: tuple[object, Shelf, list[Unit], dict[str, Room]] | None = None
+        allowed = self._quotas.allowed(shape)
+        if allowed < shape.least:
+            return False
+        best: tuple[tuple[Cost, ShelfKey], Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
             victims = list(self._victims(shape, item, shelf, now_s))
             if not victims:
@@ -108,17 +114,17 @@ class Preemption:
                 node = self._index.nodes[n]
                 elsewhere -= node.bucket.capacity(shape.need) if node.bucket else 0
             found = choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
-            if found is not None and (best is None or (cost(found), shelf.key) < best[0]):  # type: ignore[operator]
+            if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)
         if best is None:
             return False
         _, shelf, found, rooms = best
-        placement = self._placement(shape, shelf, found, rooms, may_use)
+        placement = self._placement(shape, allowed, shelf, found, rooms, may_use)
         if placement is None:
             return False
         self._waiting.remove(item)
         self._leases.claim(Hold(item, placement, now_s))
-        self._pools.use(item.entry.pool, shape.need.gpus / UNIT * len(placement.node_ids))
+        self._quotas.use(item, len(placement.node_ids))
         out += self._told(found, item, now_s)
         return True
 
@@ -144,27 +150,39 @@ class Preemption:
     def _weakest_on(self, shelf: Shelf, now_s: float) -> list[Hold]:
         """Leases that have run for their minimum time, weakest first: not all, but enough."""
         found = self._weakest.get(shelf.key)
-        if found is None:
-            most = MOST_SCANNED if self._pools else MOST_VICTIMS
-            found = self._weakest[shelf.key] = []
-            for _, _, lease in self._lines.get(shelf.key, [])[: -MOST_SCANNED - 1 : -1]:
-                if now_s >= lease.since_s + lease.item.entry.min_runtime_s and len(found) < most:
+        if found is not None:
+            return found
+        most = MOST_SCANNED if self._pools else MOST_VICTIMS
+        found = self._weakest[shelf.key] = []
+        line, seen = self._lines.get(shelf.key, []), dict[Hold, tuple[float, int, int, Hold]]()
+        running = self._leases.running
+        while line and len(found) < most and len(seen) < MOST_SCANNED:
+            first = heappop(line)
+            lease = first[3]
+            if running.get(lease.task_id) is lease and lease.standing == -first[0] and lease not in seen:
+                seen[lease] = first
+                if now_s >= lease.since_s + lease.item.entry.min_runtime_s:
                     found.append(lease)
+        for first in seen.values():
+            heappush(line, first)
+        if len(line) > 2 * len(running) + 64:
+            line[:] = [x for x in line if running.get(x[3].task_id) is x[3] and x[3].standing == -x[0]]
+            heapify(line)
         return found
 
     def _placement(
-        self, shape: Shape, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
+        self, shape: Shape, most: int, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
     ) -> Placement | None:
         """Where the gang goes once the units are gone."""
         then = RoomIndex()
         for node_id, room in rooms.items():
-            then.put(_as_room(self._index.nodes[node_id], freed(room, node_id, found)))
+            then.put(room_with(self._index.nodes[node_id], *freed(room, node_id, found)))
         if not shape.ask.nodes:
             for bucket in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g)):
                 for node in bucket.first(shape.ask.count + len(rooms)):
                     if node.node_id not in rooms:
-                        then.put(_as_room(node, (node.devices, node.cpus, node.memory)))
-        ask: Ask = replace(shape.ask, nodes=(), ordered=False)
+                        then.put(room_with(node, node.devices, node.cpus, node.memory))
+        ask: Ask = replace(shape.ask, count=most, nodes=(), ordered=False)
         nodes = find(then, ask, None, shape.least)
         return None if isinstance(nodes, dict) else placement_on(nodes, shape.need)
 
@@ -192,12 +210,6 @@ class Preemption:
                 )  # fmt: skip
         return out
 
-    def _lines_of(self, lease: Hold) -> list[list[tuple[float, int, Hold]]]:
-        if not lease.shelves:
-            nodes = (self._index.nodes.get(n) for n in dict.fromkeys(lease.placement.node_ids))
-            lease.shelves = tuple(dict.fromkeys(node.shelf.key for node in nodes if node is not None))
-        return [self._lines.setdefault(key, []) for key in lease.shelves]
-
 
 def _units(lease: Hold, now_s: float) -> Iterator[Unit]:
     """An elastic gang's bundles above its least number one by one, last ranks first; and all of it."""
@@ -213,12 +225,3 @@ def _usable(node: Node | None, shape: Shape, shelf: Shelf, may_use: MayUse) -> b
     if shape.ask.nodes and node.node_id not in shape.ask.nodes and node.order[0] not in shape.ask.nodes:
         return False
     return not node.guard or may_use(shape, node.guard)
-
-
-def _as_room(node: Node, room: Room) -> NodeRoom:
-    devices, cpus, memory = room
-    shelf = node.shelf
-    return NodeRoom(
-        node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
-        max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
-    )  # fmt: skip

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from areal_sky.core.gangs import Ask, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
@@ -101,6 +102,7 @@ class Shelf:
         self.is_gpu = is_gpu
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
+        self.line: Any = None  # core/waiting.py: who may use its nodes
         self._most = _EMPTY_BUCKETS
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
@@ -200,6 +202,7 @@ class RoomIndex:
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
         self.nodes: dict[str, Node] = {}
         self.shelves: dict[tuple[str, str, bool], Shelf] = {}
+        self.guarded = 0  # nodes with a guard
         self.version = 0  # counts shelves: what depends on them is looked up again
         self._eligible: dict[tuple[object, ...], tuple[tuple[int, Shelf], ...]] = {}
         for room in rooms:
@@ -220,9 +223,14 @@ class RoomIndex:
         self.set_free(node, [units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
         return node
 
+    def rooms(self) -> list[NodeRoom]:
+        """What every node has free now."""
+        return [room_with(n, n.devices, n.cpus, n.memory) for n in self.nodes.values()]
+
     def drop(self, node_id: str) -> None:
         node = self.nodes.pop(node_id, None)
         if node is not None:
+            self.guarded -= bool(node.guard)
             node.shelf.move(node, None)
 
     def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
@@ -234,6 +242,7 @@ class RoomIndex:
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
+            self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
             node.shelf.move(node, node.shelf.bucket_of(node))
 
@@ -278,6 +287,15 @@ class RoomIndex:
                 if _may_use(ask, shelf)
             )
         return found
+
+
+def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> NodeRoom:
+    """The node with so much free."""
+    shelf = node.shelf
+    return NodeRoom(
+        node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
+        max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
+    )  # fmt: skip
 
 
 def _may_use(ask: Ask, shelf: Shelf) -> bool:

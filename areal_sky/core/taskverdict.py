@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from areal_sky.core.failures import POISON_RUNS, backoff_s, is_poison, larger
 from areal_sky.core.taskevents import Ended, Requeued, Stopping
 from areal_sky.core.tasklife import RankEnd, TaskRecord, failed_on, first_failure
-from areal_sky.core.taskmodel import TaskSpec, TaskState
+from areal_sky.core.taskmodel import TaskState
 from areal_sky.units import format_duration
 
 # A node's death is noticed by Ray up to about 9 s after its processes vanish (a hung node, tuned health checks).
@@ -89,36 +89,20 @@ def shrunk(record: TaskRecord, dead_nodes: Collection[str], now_s: float, grace_
     return tuple(r for r in record.leaving if given_up or r in ended or record.places[r].node_id in dead_nodes)
 
 
-def overdue(record: TaskRecord, now_s: float) -> Stopping | Ended | None:
-    """What follows where the task has run longer than one run, or all of it, may take; None while it has time.
+def overdue(record: TaskRecord, ran_s: float, total_s: float) -> Stopping | Ended | None:
+    """What follows where this run (`ran_s` so far) or the task since its first start (`total_s`) takes too long.
 
-    Raises nothing; asking again gives the same answer.
+    None while it has time. Seconds.
     """
     spec = record.spec
-    total_s = spec.total_timeout_s
-    if total_s is not None and record.first_started_s is not None and now_s > record.first_started_s + total_s:
-        reason = f"not done {format_duration(total_s)} after its first start (total_timeout)"
+    if spec.total_timeout_s is not None and total_s > spec.total_timeout_s:
+        reason = f"not done {format_duration(spec.total_timeout_s)} after its first start (total_timeout)"
         if record.stop in ("cancel", "expired"):
             return None
         return Stopping("expired", reason) if record.holds else Ended(TaskState.FAILED, reason)
-    if spec.timeout_s is None or record.started_s is None or record.stop is not None:
-        return None
-    if now_s > record.started_s + spec.timeout_s:
+    if spec.timeout_s is not None and record.stop is None and ran_s > spec.timeout_s:
         return Stopping("timeout", f"ran longer than {format_duration(spec.timeout_s)} (timeout)")
     return None
-
-
-def too_late(spec: TaskSpec, now_s: float) -> str:
-    """Why the task cannot meet its deadline even if it starts at once; empty when it can, or when nobody can say."""
-    if spec.deadline_s is None:
-        return ""
-    left_s = spec.deadline_s - now_s
-    if left_s <= 0:
-        return f"its deadline was {format_duration(int(-left_s), 2)} ago"
-    if spec.estimate_s is not None and spec.estimate_s > left_s:
-        needs = format_duration(int(spec.estimate_s), 2)
-        return f"it needs {needs} (its estimate), and its deadline is in {format_duration(int(left_s), 2)}"
-    return ""
 
 
 def _try_again(

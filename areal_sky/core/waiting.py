@@ -32,6 +32,7 @@ class Item:
         self.shape: Shape | None = None  # None: it does not wait
 
 
+MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
 
 
@@ -40,7 +41,7 @@ class Shape:
 
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "pool", "preemptible", "size",
+        "open", "pool", "preemptible", "short", "size",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -60,6 +61,7 @@ class Shape:
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
+        self.short = self.least  # the least of these
 
     def may_use(self, node: Node) -> bool:
         """Whether the node is one of those that it names."""
@@ -78,12 +80,18 @@ class Change:
         self.before = before
         self.seen: dict[Shape, Bucket] | None = None
 
-    def gain(self, bucket: Bucket, shape: Shape) -> int:
-        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0."""
-        before = self.before
+    def gain(self, bucket: Bucket, shape: Shape, may_use: MayUse) -> int:
+        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0.
+
+        Where guards have come or gone it is rather too many than too few.
+        """
+        before, guard = self.before, bucket.guard
         if self.seen is not None:
             before = self.seen.get(shape, before)
-        return bucket.capacity(shape.need) - (before.capacity(shape.need) if before is not None else 0)
+        if guard and not may_use(shape, guard):
+            return 0
+        had = before is not None and (not before.guard or before.guard == guard)
+        return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
 
 
 class Line:
@@ -117,6 +125,20 @@ class WaitingTasks:
     def in_order(self) -> list[Shape]:
         """All shapes, that of the first task first."""
         return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
+
+    def items(self) -> list[Item]:
+        """All tasks, next first."""
+        entries = [(x, shape) for shape in self._shapes.values() for x in shape.heap]
+        items = {x[2]: None for x, shape in entries if x[2].shape is shape and x[2].key == x[0]}
+        return sorted(items, key=lambda i: (i.key, i.entry.number))
+
+    def place_of(self, item: Item) -> tuple[int, int]:
+        """(which, of how many), from 1; (0, n) when it does not wait."""
+        items = self.items()
+        if item.shape is None:
+            return 0, len(items)
+        mine = (item.key, item.entry.number)
+        return sum(1 for i in items if (i.key, i.entry.number) <= mine), len(items)
 
     def add(self, item: Item) -> None:
         """Its key must be set."""
@@ -174,6 +196,7 @@ class WaitingTasks:
         shape.open = False
         if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
+            shape.short = min(shape.missing.values(), default=shape.least)
             for node, change in changes.items():
                 if node.bucket is not None and node.shelf.group in fit:
                     if change.seen is None:
@@ -192,7 +215,7 @@ class WaitingTasks:
         return None
 
     def best_for(
-        self, node: Node, change: Change, may_use: Callable[[Shape, str], bool], after: First | None = None
+        self, node: Node, change: Change, may_use: MayUse, after: First | None = None
     ) -> First | None:
         """The first of all tasks that may fit now that the node has other room than before.
 
@@ -219,8 +242,9 @@ class WaitingTasks:
                 continue
             useless = False
             if shape.is_gang and not shape.open:
-                missing = shape.missing.get(group, shape.least)
-                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape) < missing:
+                if its_whole and whole // its_whole < shape.short:
+                    continue
+                if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
                     continue
             if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
                 continue
@@ -229,7 +253,7 @@ class WaitingTasks:
             bucket.known = line.changes
         return None
 
-    def settle(self, node: Node, change: Change) -> None:
+    def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
         bucket, before = node.bucket, change.before
         if bucket is None or bucket is before:
@@ -241,7 +265,9 @@ class WaitingTasks:
                 return
             if shape.open:
                 continue
-            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape)
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
+            if missing < shape.short:
+                shape.short = missing
             if missing <= 0:
                 self.open_shape(shape)
 
@@ -254,10 +280,9 @@ class WaitingTasks:
             for shape in self._shapes.values():
                 self._stand(shape)
                 self._sort_into_lines(shape, None)
-        line = self._lines.get(node.shelf.key)
-        if line is None:
-            line = self._lines[node.shelf.key] = Line()
-        return line
+            for shelf in self._index.shelves.values():
+                shelf.line = self._lines.get(shelf.key) or Line()
+        return node.shelf.line
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
@@ -265,7 +290,7 @@ class WaitingTasks:
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
-                line = self._lines[shelf.key] = Line()
+                line = shelf.line = self._lines[shelf.key] = Line()
             self._stands += 1
             line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
@@ -282,6 +307,8 @@ class WaitingTasks:
         if old is first:
             return
         shape.first = first
+        if self._index.guarded and old is not None and first is not None and first < old:
+            shape.open = True  # who goes further ahead may have nodes that were kept for others
         self._sort_into_lines(shape, old)
         if first is not None and shape.open:
             heappush(self._open, (first[0], first[1], shape))

@@ -10,12 +10,13 @@ from areal_sky.core.admission import Admission, Decision, Entry, Place, Placemen
 from areal_sky.core.failures import suspect
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, fit
-from areal_sky.core.queueing import WeightedOrder
+from areal_sky.core.queueing import OrderPolicy, WeightedOrder
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.tenancy import DriverNeed
 from areal_sky.errors import InvalidInput
 from areal_sky.run import drivers
 from areal_sky.run.nodebook import NodeBook
+from areal_sky.units import format_duration
 
 MIN_RUNTIME_S = 60.0  # a run that has just begun is left alone: starting costs about as much
 
@@ -24,9 +25,9 @@ class Admitting:
     """For the threads of one process, which share one lock outside."""
 
     def __init__(
-        self, env: HeadEnv, book: NodeBook, order: WeightedOrder | None = None, min_runtime_s: float = MIN_RUNTIME_S
+        self, env: HeadEnv, book: NodeBook, order: OrderPolicy | None = None, min_runtime_s: float = MIN_RUNTIME_S
     ):
-        self.order = order or WeightedOrder(env.ageing_per_hour)
+        self.order: OrderPolicy = order or WeightedOrder(env.ageing_per_hour)
         pools = [Pool(p.name, p.guaranteed_gpus, math.inf if p.max_gpus is None else p.max_gpus, p.borrow)
                  for p in env.pools]  # fmt: skip
         self._engine = Admission(self.order, pools)
@@ -211,11 +212,18 @@ class Admitting:
 
     def terms(self, r: TaskRecord, now_s: float) -> str:
         """What its place in the order comes from, term by term."""
-        return self.order.explain(self.entry(r), r.served_s, now_s)
+        entry = self.entry(r)
+        if isinstance(self.order, WeightedOrder):
+            return self.order.explain(entry, r.served_s, now_s)
+        key, _ = self.order.key(entry, r.served_s, now_s)
+        had = f", has had {format_duration(int(r.served_s), 2)} of service" if r.served_s >= 1 else ""
+        return f"key {key:.2f} by {type(self.order).__name__}, lower goes first{had}"
 
     def score(self, r: TaskRecord, now_s: float) -> float:
         """Higher goes first."""
-        return self.order.score(self.entry(r), r.served_s, now_s)
+        if isinstance(self.order, WeightedOrder):
+            return self.order.score(self.entry(r), r.served_s, now_s)
+        return -self.order.key(self.entry(r), r.served_s, now_s)[0]
 
     def entry(self, r: TaskRecord) -> Entry:
         """What the queue must know of the task."""

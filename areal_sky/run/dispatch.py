@@ -7,7 +7,6 @@ and taking it again is harmless, so a new process goes on where a killed one sto
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from areal_sky.core.admission import Decision, Preempt, Shrink
 from areal_sky.core.admission import Place as PlaceDecision
 from areal_sky.core.failures import backoff_s, last_line, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
+from areal_sky.core.queueing import OrderPolicy
+from areal_sky.core.stopwatch import Stopwatch
 from areal_sky.core.taskevents import (
     Ended,
     RankExited,
@@ -39,20 +40,18 @@ from areal_sky.run.admitting import MIN_RUNTIME_S, Admitting
 from areal_sky.run.gangs import Gangs
 from areal_sky.run.health import NodeHealth
 from areal_sky.run.journal import Journal
-from areal_sky.run.lending import lent_devices, may_lend, placed
+from areal_sky.run.lending import borrowers, lent_devices, may_lend, placed
 from areal_sky.run.metricbook import MetricBook
 from areal_sky.run.nodebook import LoadSource, NodeBook
 from areal_sky.run.peaks import PeakBook
-from areal_sky.run.pending import Pending
+from areal_sky.run.pending import Pending, jitter
 from areal_sky.run.taskbook import TaskBook
 from areal_sky.run.tasklogs import TaskLogs
 
 GRACE_S = 10.0  # from SIGTERM to SIGKILL
 RESERVE_S = 30.0  # how long Ray may take to reserve what we saw free, before the task waits again
 START_S = 120.0  # how long runners may take to say that they run: Python has to start, on a busy node
-RESERVE_LOOKS = 20  # one every 4 ms
 RESERVE_BACKOFF_S = 5.0
-JITTER = (0.8, 1.2)  # what failed together shall not come back together
 
 
 class Dispatch:
@@ -68,23 +67,26 @@ class Dispatch:
         *,
         logs: TaskLogs | None = None,
         grace_s: float = GRACE_S,
+        order: OrderPolicy | None = None,
         min_runtime_s: float = MIN_RUNTIME_S,
-        jitter: Callable[[], float] = lambda: random.uniform(*JITTER),
+        jitter: Callable[[], float] = jitter,
+        steady: Callable[[], float] | None = None,
     ):
-        """Reads the journal; raises StateError. No run is preempted before `min_runtime_s`; `jitter`: of each pause."""
+        """Reads the journal; raises StateError. `jitter`: the factor of each pause. `steady`: a clock that never jumps."""
         self.head_env = head_env
         self.grace_s = grace_s
         self._journal = journal
         self._clock = clock
         self._hub = hub
         self._jitter = jitter
+        self._steady, self._watch = steady, Stopwatch()
         self._logs = logs or TaskLogs(Path(head_env.state_dir).expanduser() / "logs")
         self._lock = threading.RLock()
         self._tasks = TaskBook(journal, clock.now())
         self._book = NodeBook(head_env.groups)
         for fact in self._tasks.node_facts:
             self._book.note(fact)
-        self._admitting = Admitting(head_env, self._book, min_runtime_s=min_runtime_s)
+        self._admitting = Admitting(head_env, self._book, order, min_runtime_s)
         self._health = NodeHealth(self._book, head_env)
         self._gangs = Gangs(ray)
         self._metrics = MetricBook(journal)
@@ -105,6 +107,7 @@ class Dispatch:
     def tick(self, now_s: float) -> None:
         """Look at Ray, record what happened, decide, act. Raises Unreachable, StateError; the next tick goes on."""
         self.news.clear()
+        self._watch.look(now_s if self._steady is None else self._steady())
         if not self._adopted:
             self._adopt(now_s)
         nodes, exits, foreign = self._gangs.look(list(self._tasks.holding.values()))
@@ -133,8 +136,7 @@ class Dispatch:
         by_gang = {r.gang_id: r for r in self._tasks.holding.values()}
         events: list[TaskEvent] = []
         for gang_id, e in self._exits_due:
-            record = by_gang.get(gang_id)
-            if record is not None:
+            if (record := by_gang.get(gang_id)) is not None:
                 words = self._logs.last_words(record.task_id, record.attempt, e.rank) if e.code != 0 else ""
                 fact = RankExited(e.rank, e.code, e.lost, last_line(words), out_of_memory(e.code, e.lost, words))
                 events.append(TaskEvent(now_s, record.task_id, fact))
@@ -158,7 +160,7 @@ class Dispatch:
                 r = self._record(TaskEvent(now_s, task_id, Started()))[task_id]
             dead = self._book.dead_among(r)
             if self._gangs.is_launched(r.gang_id):
-                late = overdue(r, now_s)
+                late = self._overdue(r, now_s)
                 if isinstance(late, Stopping):
                     r = self._record(TaskEvent(now_s, task_id, late))[task_id]
                 if r.starting and r.stop is None and now_s > r.since_s + RESERVE_S + START_S:
@@ -180,9 +182,13 @@ class Dispatch:
                 wait_s = backoff_s(RESERVE_BACKOFF_S, n)
                 reason = f"Ray did not give it its resources within {RESERVE_S:g} s"
                 self._leave(r, now_s, Requeued(reason, counted=False, not_before_s=now_s + wait_s))
-        for task_id, r in list(self._tasks.waiting.items()):
-            if r.spec.total_timeout_s is not None and isinstance(late := overdue(r, now_s), Ended):
-                self._leave(self._tasks.waiting[task_id], now_s, late)
+        for r in list(self._tasks.waiting.values()):
+            if r.spec.total_timeout_s is not None and isinstance(late := self._overdue(r, now_s), Ended):
+                self._leave(r, now_s, late)
+
+    def _overdue(self, r: TaskRecord, now_s: float) -> Stopping | Ended | None:
+        ran_s = self._watch.elapsed_s(r.gang_id, r.started_s, now_s)
+        return overdue(r, ran_s, self._watch.elapsed_s(r.task_id, r.first_started_s, now_s))
 
     def _follow(self, r: TaskRecord, found: Verdict, now_s: float) -> None:
         match found:
@@ -205,8 +211,7 @@ class Dispatch:
 
     def _blame_node(self, r: TaskRecord, now_s: float) -> None:
         """A task has failed by itself: perhaps it was the node."""
-        fact = self._health.failed(r, now_s)
-        if fact is not None:
+        if (fact := self._health.failed(r, now_s)) is not None:
             self._journal.append([TaskEvent(now_s, "", fact)])
             self._book.note(fact)
 
@@ -270,14 +275,10 @@ class Dispatch:
             return
         if self._admitting.has_lent(r.task_id):
             self._admitting.take_back(r.task_id, now_s)
-        for other in self._borrowers(r):
+        for other in borrowers(r, self._tasks.holding.values()):
             if other.stop is None:
                 reason = f"its GPUs were lent by {r.task_id}, which needs them again"
                 self._record(TaskEvent(now_s, other.task_id, Stopping("preempt", reason)))
-
-    def _borrowers(self, r: TaskRecord) -> list[TaskRecord]:
-        """Tasks that run on GPUs which this one has lent."""
-        return [x for x in self._tasks.holding.values() if any(p.lender == r.gang_id for p in x.held)]
 
     def _act(self, now_s: float) -> None:
         """Ask Ray for what the records say. What fails is asked again by the next tick."""
@@ -292,7 +293,7 @@ class Dispatch:
             self._gangs.kill_ranks(r, self.grace_s)
             self._gangs.release_ranks(r)
         # A reservation takes Ray some milliseconds; waiting them out here starts the task a tick earlier.
-        for _ in range(RESERVE_LOOKS):
+        for _ in range(20):
             reserved = [r for r in holding if r.gang_id in self._gangs.reserved]
             waiting = [r for r in reserved if not self._start_if_ready(r.task_id, now_s)]
             if not waiting:
@@ -341,6 +342,7 @@ class Dispatch:
     def _leave(self, r: TaskRecord, now_s: float, fact: TaskFact) -> None:
         after = self._record(TaskEvent(now_s, r.task_id, fact))[r.task_id]
         self._admitting.drop(r.task_id, now_s)
+        self._watch.forget([r.gang_id, r.task_id] if after.ended else [r.gang_id])
         if r.holds:
             self._gangs.leave(r.gang_id)
         if not after.ended:

@@ -22,6 +22,11 @@ def may_lend(r: TaskRecord, gpu_ids: Mapping[int, tuple[str, ...]]) -> bool:
     return whole and all(len(gpu_ids.get(rank, ())) == len(r.places[rank].devices) for rank in r.world)
 
 
+def borrowers(r: TaskRecord, holding: Iterable[TaskRecord]) -> list[TaskRecord]:
+    """Tasks that run on GPUs which this one has lent."""
+    return [x for x in holding if any(p.lender == r.gang_id for p in x.held)]
+
+
 def lent_devices(
     lenders: Iterable[tuple[TaskRecord, Mapping[int, tuple[str, ...]]]]
 ) -> dict[tuple[str, int], tuple[str, str]]:

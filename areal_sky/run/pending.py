@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import random
 
 from areal_sky.core.dependencies import Waits, as_numbers
+from areal_sky.core.failures import MAX_BACKOFF_S
 from areal_sky.core.taskevents import Ended, TaskEvent
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.core.taskmodel import TaskState
 from areal_sky.run.taskbook import TaskBook
+
+
+def jitter() -> float:
+    """The factor of a pause: what failed together shall not come back together."""
+    return random.uniform(0.8, 1.2)
 
 
 class Pending:
@@ -45,9 +52,11 @@ class Pending:
     def due(self, now_s: float) -> list[TaskRecord]:
         """Those whose pause has ended."""
         found: list[TaskRecord] = []
-        while self._later and self._later[0][0] <= now_s:
+        # No pause is that long: the clock was set back meanwhile.
+        too_far_s = now_s + 2 * MAX_BACKOFF_S
+        while self._later and not now_s < self._later[0][0] <= too_far_s:
             r = self._tasks.waiting.get(heapq.heappop(self._later)[1])
-            if r is not None and r.not_before_s <= now_s:
+            if r is not None and not now_s < r.not_before_s <= too_far_s:
                 found.append(r)
         return found
 

@@ -12,9 +12,9 @@ from areal_sky.core.model import HEAD_GROUP
 from areal_sky.core.nodeenv import HeadEnv
 from areal_sky.core.permitted import could_ever_fit
 from areal_sky.core.placement import Ask, NodeRoom, Placement, fit
+from areal_sky.core.queueing import Entry, deadline_warning
 from areal_sky.core.taskevents import Submitted, TaskEvent, Warned
 from areal_sky.core.taskmodel import TaskSpec
-from areal_sky.core.taskverdict import too_late
 from areal_sky.errors import AlreadyExists, InvalidInput, Refused
 from areal_sky.run import drivers
 from areal_sky.run.taskbook import TaskBook
@@ -56,7 +56,7 @@ def submitted(
         tight = _check_memory(spec, gpus, env, learnt or {})
         if tight:
             warnings.append(tight)
-        late = too_late(spec, now_s)
+        late = deadline_warning(_entry(spec, now_s), now_s)
         if late and spec.if_late == "refuse":
             raise Refused(f"{late}, and it asks to be refused then (if_late)")
         if late:
@@ -68,6 +68,12 @@ def submitted(
             events += [TaskEvent(now_s, f"t{number}", Warned(words)) for words in (tight, late) if words]
     new = iter(made)
     return Submission(events, [next(new) if task is None else task for task in known], warnings)
+
+
+def _entry(spec: TaskSpec, now_s: float) -> Entry:
+    """As far as its deadline is concerned."""
+    ask = Ask(spec.bundle, spec.bundles)
+    return Entry("", 0, ask, now_s, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s)
 
 
 def _known(spec: TaskSpec, tasks: TaskBook) -> tuple[str, int] | None:

@@ -19,6 +19,7 @@ from areal_sky.core.usage import Usage
 from areal_sky.core.view import HeadView
 from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable
 from areal_sky.run.dispatch import Dispatch
+from areal_sky.run.lending import borrowers
 from areal_sky.run.submission import submitted
 
 MAX_REASONS = 100  # that the answer to one submit tells; `story` tells the others
@@ -275,5 +276,5 @@ class TaskService(Dispatch):
         return view(
             r, weight=self._admitting.weight(r), score=self._admitting.score(r, now_s) if queued else None,
             reason=self._reason(r, now_s), metrics=self._metrics.of(r.task_id), now_s=now_s,
-            borrowers=[x.task_id for x in self._borrowers(r)] if r.holds else [],
+            borrowers=[x.task_id for x in borrowers(r, self._tasks.holding.values())] if r.holds else [],
         )  # fmt: skip

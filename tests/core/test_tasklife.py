@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from areal_sky.core.failures import FIRST_MEMORY_GIB, MAX_BACKOFF_S, backoff_s, out_of_memory
 from areal_sky.core.model import Bundle
+from areal_sky.core.stopwatch import Stopwatch
 from areal_sky.core.taskevents import (
     Checkpointed,
     Draining,
@@ -33,7 +34,7 @@ from areal_sky.core.taskevents import (
 from areal_sky.core.tasklife import TaskRecord, fold
 from areal_sky.core.taskmodel import BACKOFF_S, TaskSpec, TaskState
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
-from areal_sky.core.taskverdict import SETTLE_S, SILENT_S, Verdict, Wait, overdue, too_late, verdict
+from areal_sky.core.taskverdict import SETTLE_S, SILENT_S, Verdict, Wait, overdue, verdict
 from areal_sky.errors import InvalidInput, StateError
 
 PLACES = (Place("n0", "c-w-0", 0, ((0, 1.0),)), Place("n1", "c-w-1", 0, ((0, 1.0),)))
@@ -150,26 +151,37 @@ def test_every_stopped_gang_comes_to_an_end(
 def test_a_run_that_takes_too_long_is_stopped_and_counts() -> None:
     spec = replace(SPEC, timeout_s=60.0)
     r = replace(record(), spec=spec)  # started at 3 s
-    assert overdue(r, 63) is None
-    stop = overdue(r, 64)
+    assert overdue(r, 60, 60) is None
+    stop = overdue(r, 61, 61)
     assert stop == Stopping("timeout", "ran longer than 1m (timeout)")
     stopped = replace(record(Stopping("timeout", "x"), RankExited(0, 0), RankExited(1, -15)), spec=spec)
-    assert overdue(stopped, 1e6) is None
+    assert overdue(stopped, 1e6, 1e6) is None
     assert judged(stopped) == Requeued("x; retry 1 of 1", True, not_before_s=100 + BACKOFF_S)
     assert judged(replace(stopped, retries=1)) == Ended(TaskState.FAILED, "x")
 
 
 def test_the_time_of_all_runs_together_has_an_end() -> None:
     r = replace(record(), spec=replace(SPEC, total_timeout_s=60.0))
-    stop = overdue(r, 64)
+    stop = overdue(r, 1, 61)
     assert isinstance(stop, Stopping) and stop.kind == "expired"
-    assert overdue(replace(r, stop="cancel", stop_s=5.0), 64) is None
+    assert overdue(replace(r, stop="cancel", stop_s=5.0), 1, 61) is None
     over = record(Stopping("expired", "too long"), RankExited(0, -15), RankExited(1, -15))
     assert judged(over) == Ended(TaskState.FAILED, "too long")
     waits = replace(record(Stopping("lost", "x"), Requeued("x", False)), spec=r.spec)
-    assert isinstance(overdue(waits, 64), Ended)
-    assert overdue(waits, 63) is None
-    assert overdue(replace(waits, first_started_s=None), 1e6) is None  # it has never started: no time has run
+    assert isinstance(overdue(waits, 0, 61), Ended)
+    assert overdue(waits, 0, 60) is None
+
+
+def test_time_is_measured_by_a_clock_that_does_not_jump() -> None:
+    watch = Stopwatch()
+    watch.look(100.0)
+    assert watch.elapsed_s("t1", None, 1e9) == 0.0  # it has never started: no time has run
+    assert watch.elapsed_s("t1", 1000.0, 1007.0) == 7.0
+    watch.look(110.0)
+    for wall_s in (1017.0, 0.0, 1e9):
+        assert watch.elapsed_s("t1", 1000.0, wall_s) == 17.0
+    watch.forget(["t1"])
+    assert watch.elapsed_s("t1", 1000.0, 1002.0) == 2.0
 
 
 def test_preemption_tells_what_was_lost_and_checkpoints_bound_it() -> None:
@@ -245,17 +257,6 @@ def test_the_wait_between_runs_doubles_and_is_bounded() -> None:
 )
 def test_evidence_of_exhausted_memory(code: int | None, lost: str, words: str, found: str) -> None:
     assert out_of_memory(code, lost, words) == found
-
-
-def test_a_deadline_that_cannot_be_met_is_said() -> None:
-    spec = TaskSpec("train", command="x", deadline_s=1000.0)
-    assert too_late(spec, 900) == ""
-    assert too_late(spec, 1120) == "its deadline was 2m ago"
-    assert too_late(replace(spec, estimate_s=200.0), 900) == (
-        "it needs 3m20s (its estimate), and its deadline is in 1m40s"
-    )
-    assert too_late(replace(spec, estimate_s=100.0), 900) == ""
-    assert too_late(replace(spec, deadline_s=None, estimate_s=1e9), 900) == ""
 
 
 def test_every_fact_has_its_sentence() -> None:

@@ -139,6 +139,15 @@ def test_a_batch_is_all_or_nothing_and_its_keys_make_it_safe_to_repeat(world: Wo
         world.submit(array_index=1)
 
 
+def test_a_large_array_is_one_transaction(world: World) -> None:
+    appended: list[int] = []
+    append = world.journal.append
+    world.journal.append = lambda events: (appended.append(len(events)), append(events))[1]  # type: ignore[method-assign]
+    answer = world.service.submit(world.spec(array=2000))
+    assert answer["task_ids"] == "t1..t2000"
+    assert appended == [2000, 8]  # all submits at once, all placements at once
+
+
 def test_a_key_is_known_after_the_end_and_after_a_restart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taskbook, "RECENT", 1)
     old = world.submit(submit_key="k", name="old")
@@ -176,8 +185,8 @@ def test_ended_tasks_leave_the_memory_and_are_found_on_disk(world: World, monkey
 def test_a_deadline_that_cannot_be_met_is_warned_of_or_refused(world: World) -> None:
     now_s = world.clock.now()
     answer = world.service.submit(world.spec(deadline_s=now_s - 120))
-    assert answer["warnings"] == ["its deadline was 2m ago"]
-    assert "warning: its deadline was 2m ago" in world.story(answer["task_id"])
+    assert answer["warnings"] == ["its deadline passed 2 min ago: it counts for nothing"]
+    assert "warning: its deadline passed 2 min ago" in world.story(answer["task_id"])
     with pytest.raises(Refused, match="it asks to be refused then"):
         world.submit(deadline_s=now_s + 60, estimate_s=3600.0, if_late="refuse")
     task = world.submit(deadline_s=now_s + 60)
@@ -399,16 +408,26 @@ def test_a_node_that_comes_and_goes_loses_no_task(world: World) -> None:
 
 
 def test_a_clock_that_jumps_harms_nothing(world: World) -> None:
-    task = world.submit(gpus=4)
+    steady = [0.0]
+    world.service._steady = lambda: steady[0]
+    task = world.submit(gpus=4, timeout_s=3600.0)
     waits = world.submit(gpus=4, bundles=2)
+    failed = world.submit(gpus=0, max_retries=1, backoff_s=60.0)
     world.tick(2)
+    fail(world, failed)
     world.tick(3, seconds=-7200.0)
+    world.tick(2)
+    assert world.state(failed) == "RUNNING"  # its pause is over rather sooner than hours later
     assert (world.state(task), world.state(waits)) == ("RUNNING", "QUEUED")
     assert world.service.get(waits)["waiting_s"] == 0.0
     world.tick(3, seconds=86400.0)
-    assert world.state(task) == "RUNNING"
-    world.finish(task)
-    world.tick(3)
+    assert world.state(task) == "RUNNING"  # it has not run for a day
+    steady[0] += 3700.0
+    world.tick(1, seconds=3700.0)
+    world.tick(2)
+    assert "timed out: ran longer than 1h" in world.story(task)
+    world.service.cancel(failed)
+    world.tick(2)
     assert world.state(waits) == "RUNNING"
 
 
