@@ -72,7 +72,7 @@ class Dispatch:
         jitter: Callable[[], float] = jitter,
         steady: Callable[[], float] | None = None,
     ):
-        """Reads the journal; raises StateError. `jitter`: the factor of each pause. `steady`: a clock that never jumps."""
+        """Reads the journal; raises StateError. `jitter`: factor of each pause. `steady`: a clock that never jumps."""
         self.head_env = head_env
         self.grace_s = grace_s
         self._journal = journal
