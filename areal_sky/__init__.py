@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from areal_sky.cluster import Cluster
-    from areal_sky.task import Task, TaskHandle, TaskScheduler, TaskStatus, track_runtime_metrics
+    from areal_sky.task import (
+        Task,
+        TaskHandle,
+        TaskScheduler,
+        TaskStatus,
+        checkpointed,
+        low_phase,
+        track_runtime_metrics,
+    )
     from areal_sky.telemetry import get_gpu_utilization
 
 __all__ = [
-    "Cluster", "Task", "TaskHandle", "TaskScheduler", "TaskStatus", "get_gpu_utilization", "track_runtime_metrics",
+    "Cluster", "Task", "TaskHandle", "TaskScheduler", "TaskStatus", "checkpointed", "get_gpu_utilization", "low_phase",
+    "track_runtime_metrics",
 ]  # fmt: skip
 _HOMES = {"Cluster": "areal_sky.cluster", "get_gpu_utilization": "areal_sky.telemetry"}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from areal_sky.core.cost import Bill, Breakdown
 from areal_sky.core.events import ClusterCreated, DownRequested, Event, GroupDesired, Record, fold
 from areal_sky.core.market import offer_for
+from areal_sky.core.memory_check import refuse
 from areal_sky.core.model import ClusterState, GroupPlan, LaunchPlan, ReplicaState
 from areal_sky.core.scaling import ScalingDecision
 from areal_sky.errors import AlreadyExists, InvalidInput, NotFound, Refused, StateError
@@ -46,11 +47,14 @@ class Cluster:
     # ------------------------------------------------------------ coming and going
 
     @classmethod
-    def create(cls, path: str | Path, *, infra: str | None = None) -> Cluster:
+    def create(
+        cls, path: str | Path, *, infra: str | None = None, warn: Callable[[str], None] | None = None
+    ) -> Cluster:
         """Records the cluster's intent and nothing more: the controller does the rest.
 
-        Idempotent: the same spec again changes nothing. Raises SpecError, Refused (over budget, infra not reachable),
-        AlreadyExists (the name is taken by a cluster with another spec, or its replicas' names by another cluster).
+        Idempotent: the same spec again changes nothing. `warn` gets a sentence for each model that is tight on GPUs.
+        Raises SpecError, Refused (over budget, infra not reachable, a model that cannot fit), AlreadyExists (the name
+        is taken by a cluster with another spec, or its replicas' names by another cluster).
         """
         now_s = time.time()
         source = supervise.SpecSource.read(Path(path), infra)
@@ -73,6 +77,9 @@ class Cluster:
                 return cls(home)
             spec, launch = source.load()
             check_names(spec, launch, ahead)
+            refuse(launch.memory)
+            for line in launch.memory.warnings if warn else ():
+                warn(line)
             if home.exists():
                 home.archive(now_s)
             supervise.load_policy(spec.scaling, source)

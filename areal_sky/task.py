@@ -1,7 +1,7 @@
 """Tasks in Python: describe one, queue it, follow it.
 
-    handle = TaskScheduler("grpo-math").submit(Task(kind="eval", gpus=1, entrypoint="python eval.py"))
-    handle.wait(), handle.logs(), handle.why()
+handle = TaskScheduler("grpo-math").submit(Task(kind="eval", gpus=1, entrypoint="python eval.py"))
+handle.wait(), handle.logs(), handle.why()
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_sky.core.model import Bundle, TaskSpec
+from areal_sky.core.dependencies import numbers_of
+from areal_sky.core.model import Bundle
+from areal_sky.core.taskmodel import BACKOFF_S, TaskSpec
 from areal_sky.core.taskspec import task_spec_from_json, task_spec_to_json
 from areal_sky.errors import InvalidInput, Unreachable
 from areal_sky.units import parse_duration_s, parse_gib
@@ -55,8 +58,15 @@ class Task:
     `entrypoint`: a shell command line, a list of words, or a callable without arguments (pickled; an int that it
     returns is the exit code). Each process is a rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set) in a fresh
     directory on its node, or in `workdir` there. Per bundle: `gpus` is whole or a fraction below 1, `memory` is
-    `8GiB` or a number of GiB. `priority` is 0..100. `deadline` is a duration from now (`2h`) or a Unix time.
-    `max_retries` counts own failures only: a lost node costs none.
+    `8GiB` or a number of GiB. `priority` is 0..100. `deadline` is a duration from now (`2h`) or a Unix time; one
+    that cannot be met is warned of, or refused with `if_late="refuse"`. Other times are durations, or seconds.
+
+    Failures: `max_retries` counts own failures only: a lost node costs none. The first retry waits `backoff`, each
+    further one twice as long. `timeout` bounds one run, `total_timeout` all of them from the first start on.
+    Order: `after` are ids or names of tasks that must have succeeded. `array`: so many copies, each with its
+    AREAL_SKY_ARRAY_INDEX from 0. `min_bundles`: it may run with fewer bundles. `preemptible`: whether others may take
+    its place (None: rollout, eval and reward yes, train and driver no). `estimate`: how long one run will take.
+    `backends`: of kind driver, what the program takes in placement groups of its own (`sglang:d4t2+fsdp:d8`).
     """
 
     entrypoint: Entrypoint
@@ -76,11 +86,24 @@ class Task:
     max_retries: int = 0
     workdir: str | None = None
     submit_key: str | None = None
+    min_bundles: int | None = None
+    preemptible: bool | None = None
+    estimate: str | float | None = None
+    if_late: str = "warn"
+    after: str | Sequence[str] = ()
+    backoff: str | float = BACKOFF_S
+    timeout: str | float | None = None
+    total_timeout: str | float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    array: int | None = None
+    backends: str | None = None
 
     def spec(self) -> TaskSpec:
         """Checked, as it goes to the head. Raises InvalidInput that lists every mistake."""
         command, payload = _entrypoint(self.entrypoint, self.workdir)
-        accelerators = [self.accelerators] if isinstance(self.accelerators, str) else self.accelerators
+        accelerators, after = (
+            (names,) if isinstance(names, str) else tuple(names) for names in (self.accelerators, self.after)
+        )
         deadline = self.deadline
         if isinstance(deadline, str):
             deadline = time.time() + parse_duration_s(deadline)
@@ -88,8 +111,12 @@ class Task:
             kind=self.kind, command=command, payload=payload, name=self.name, model=self.model,
             model_type=self.model_type, bundles=self.bundles,
             bundle=Bundle(self.gpus, self.cpus, parse_gib(str(self.memory))), priority=self.priority, group=self.group,
-            accelerators=tuple(accelerators), envs=dict(self.envs), max_retries=self.max_retries,
-            deadline_s=deadline, submit_key=self.submit_key,
+            accelerators=accelerators, envs=dict(self.envs), max_retries=self.max_retries,
+            deadline_s=deadline, submit_key=self.submit_key, min_bundles=self.min_bundles,
+            preemptible=self.preemptible, estimate_s=_seconds(self.estimate), if_late=self.if_late,  # type: ignore[arg-type]
+            after=after, backoff_s=_seconds(self.backoff) or 0.0, timeout_s=_seconds(self.timeout),
+            total_timeout_s=_seconds(self.total_timeout), labels=dict(self.labels), array=self.array,
+            backends=self.backends,
         )  # fmt: skip
         return task_spec_from_json(task_spec_to_json(spec))
 
@@ -173,13 +200,29 @@ class TaskScheduler:
             task = replace(task, priority=priority)
         with self._connect() as gateway:
             answer = gateway.submit(task.spec())
+        for text in answer["warnings"]:
+            log.warning("%s: %s", answer["task_id"], text)
         self.handles.append(TaskHandle(self._connect, answer["task_id"]))
         return TaskStatus(answer["status"])
 
     def submit(self, task: Task, priority: float | None = None) -> TaskHandle:
-        """`schedule_task` for those who want the handle."""
+        """`schedule_task` for those who want the handle; of an array, that of its first copy."""
         self.schedule_task(task, priority)
         return self.handles[-1]
+
+    def submit_many(self, tasks: Sequence[Task]) -> list[TaskHandle]:
+        """Queues all of them, or none, at once; they may wait for each other by name (`after`).
+
+        A handle for each, and for each copy of an array. Raises as `schedule_task`.
+        """
+        with self._connect() as gateway:
+            answer = gateway.submit_many([task.spec() for task in tasks])
+        for text in answer["warnings"]:
+            log.warning("%s", text)
+        ids = (f"t{n}" for a in answer["tasks"] for n in numbers_of([a.get("task_ids") or a["task_id"]]))
+        handles = [TaskHandle(self._connect, task_id) for task_id in ids]
+        self.handles += handles
+        return handles
 
 
 def submit(home: ClusterHome, task: Task) -> TaskHandle:
@@ -200,6 +243,55 @@ def track_runtime_metrics(task_id: str, metrics: Mapping[str, float]) -> bool:
         log.warning("metrics of %s are lost: %s", task_id, e)
         return False
     return True
+
+
+def checkpointed(task_id: str | None = None) -> bool:
+    """Says that the task's work up to now is safe: if it is ended, only what comes after is lost.
+
+    Inside a task, without an id, it is that task. False when the head does not answer. Raises NotFound, Refused for
+    a task that does not run, InvalidInput without an id outside of a task.
+    """
+    return _tell(task_id, "checkpoint", lambda gateway, task: gateway.checkpointed(task))
+
+
+@contextmanager
+def low_phase(name: str, task_id: str | None = None) -> Iterator[None]:
+    """While this lasts (an evaluation, say) the task leaves its GPUs idle, and others may have them.
+
+    It ends when the GPUs are the task's alone again: who has borrowed them is ended first, within the grace of 10 s.
+    Inside a task, without an id, it is that task. A head that does not answer is no error: then nobody gets them.
+    Raises NotFound, Refused for a task that does not run, InvalidInput.
+    """
+    _tell(task_id, "phase", lambda gateway, task: gateway.enter_phase(task, name, True))
+    try:
+        yield
+    finally:
+        told = _tell(task_id, "phase", lambda gateway, task: gateway.enter_phase(task, f"after {name}"[:64], False))
+        while told and not _gpus_are_back(task_id):
+            time.sleep(0.1)
+
+
+def _gpus_are_back(task_id: str | None) -> bool:
+    back: list[bool] = []
+    told = _tell(task_id, "phase", lambda gateway, task: back.append(not gateway.task(task)["borrowers"]))
+    return not told or back[-1]
+
+
+def _tell(task_id: str | None, what: str, call: Callable[[GatewayClient, str], None]) -> bool:
+    task = task_id or os.environ.get("AREAL_SKY_TASK_ID")
+    if not task:
+        raise InvalidInput("no task id is given, and this is no task of areal_sky")
+    try:
+        with _connector(None)() as gateway:
+            call(gateway, task)
+    except Unreachable as e:
+        log.warning("the %s of %s is not told: %s", what, task, e)
+        return False
+    return True
+
+
+def _seconds(duration: str | float | None) -> float | None:
+    return parse_duration_s(duration) if isinstance(duration, str) else duration
 
 
 def _status(state: str) -> TaskStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import sys
@@ -17,13 +18,16 @@ import yaml
 BENCHMARKS = {
     "cli_startup": "how long `areal-sky --help` and `areal-sky check FILE` take",
     "controller_tick": "one tick() over 100 replicas, and the memory of an idle controller",
+    "scheduler_throughput": "speed and memory of the admission engine at scale, against Ray and Slurm",
     "local_up": "`up` on local to the first task running, against bare Ray",
+    "task_latency": "submit to running command, against a bare Ray placement group and actor",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")
 
 
-def measure(name: str) -> dict[str, float]:
+def measure(name: str) -> dict[str, float | None]:
+    """The figures; None where a peer is not here to be measured."""
     return importlib.import_module(f"benchmarks.{name}").measure()
 
 
@@ -33,28 +37,34 @@ def why_not(name: str) -> str | None:
     return reason() if reason else None
 
 
-def report(name: str, figures: dict[str, float]) -> dict[str, Any]:
+def report(name: str, figures: dict[str, float | None]) -> dict[str, Any]:
     """The one JSON object of a run."""
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    return {"benchmark": name, **{k: round(v, 4) for k, v in figures.items()}, "machine": machine}
+    rounded = {k: None if v is None else round(v, 4) for k, v in figures.items()}
+    return {"benchmark": name, **rounded, "machine": machine}
 
 
-def over_bounds(name: str, figures: dict[str, float]) -> list[str]:
-    """What is over its limit, in words."""
+def over_bounds(name: str, figures: dict[str, float | None]) -> list[str]:
+    """What is beyond its limit, in words."""
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
-    return [
-        f"{name}.{figure} is {figures[figure]:.4g}, over {bound['max']:g} (usually {bound['measured']:g})"
-        for figure, bound in bounds.items()
-        if figures[figure] > bound["max"]
-    ]
+    told: list[str] = []
+    for figure, bound in bounds.items():
+        value = figures[figure]
+        usual = f"(usually {bound['measured']:g})"
+        if value is not None and value > bound.get("max", math.inf):
+            told.append(f"{name}.{figure} is {value:.4g}, over {bound['max']:g} {usual}")
+        if value is not None and value < bound.get("min", -math.inf):
+            told.append(f"{name}.{figure} is {value:.4g}, under {bound['min']:g} {usual}")
+    return told
 
 
-def show(name: str, figures: dict[str, float]) -> None:
+def show(name: str, figures: dict[str, float | None]) -> None:
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     print(f"{name}: {BENCHMARKS[name]}")
     for figure, value in figures.items():
-        limit = f"   limit {bounds[figure]['max']:g}" if figure in bounds else ""
-        print(f"  {figure:<28} {value:10.4g}{limit}")
+        bound = bounds.get(figure, {})
+        limits = "".join(f"   {kind} {bound[kind]:g}" for kind in ("min", "max") if kind in bound)
+        print(f"  {figure:<28} {'not measured' if value is None else format(value, '10.4g')}{limits}")
 
 
 def main() -> int:

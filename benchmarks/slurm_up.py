@@ -22,7 +22,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from areal_sky.core.model import Bundle, TaskSpec
+from areal_sky.core.model import Bundle
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.errors import ArealSkyError
 from areal_sky.home import ClusterHome
 from tests.testbed import testbed as beds

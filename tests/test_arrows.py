@@ -22,7 +22,8 @@ TOP_LEVEL = {
     "cluster": "api", "task": "api", "telemetry": "api", "__init__": "ui",
 }  # fmt: skip
 DOORS = {
-    "ray": {"adapters/raycluster.py", "run/runner.py"},  # the runner lives inside a Ray actor
+    # the runner lives inside a Ray actor
+    "ray": {"adapters/raycluster.py", "adapters/placementgroups.py", "adapters/raytenants.py", "run/runner.py"},
     "sky": {"adapters/skypilot/"},
     "pynvml": {"adapters/nvml.py"},
     "torch": {"adapters/torch_memory.py"},

@@ -23,10 +23,16 @@ DAMAGE = ("not a database", "malformed", "disk image", "file is encrypted")
 class Database:
     """Several processes may have the same file open; the threads of one may share an instance."""
 
-    def __init__(self, path: Path, tables: str, version: int):
-        """Opens the file, or creates it with `tables` (SQL) at that format version. Raises StateError."""
+    def __init__(
+        self, path: Path, tables: str, version: int, upgrade: Callable[[sqlite3.Connection, int], None] | None = None
+    ):
+        """Opens the file, or creates it with `tables` (SQL) at that format version. Raises StateError.
+
+        `upgrade(db, found)` brings a file of an older format to this one, in one transaction.
+        """
         self.path = path
         self._version = version
+        self._upgrade = upgrade
         self._lock = threading.RLock()
         with self._translated():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,6 +83,8 @@ class Database:
         self._db.execute("PRAGMA synchronous=FULL")  # an intent must survive a power cut
         if found == 0:
             self.write(lambda db: self._create(db, tables))
+        elif found < self._version and self._upgrade is not None:
+            self.write(lambda db: self._bring_up(db, self._upgrade))
 
     def _create(self, db: sqlite3.Connection, tables: str) -> None:
         if db.execute("PRAGMA user_version").fetchone()[0]:
@@ -86,6 +94,12 @@ class Database:
         for statement in filter(str.strip, tables.split(";")):
             db.execute(statement)
         db.execute(f"PRAGMA user_version={self._version}")
+
+    def _bring_up(self, db: sqlite3.Connection, upgrade: Callable[[sqlite3.Connection, int], None] | None) -> None:
+        found = db.execute("PRAGMA user_version").fetchone()[0]
+        if upgrade is not None and found < self._version:  # else another process was faster
+            upgrade(db, found)
+            db.execute(f"PRAGMA user_version={self._version}")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

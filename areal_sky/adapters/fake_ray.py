@@ -7,11 +7,12 @@ right after its n-th call. `started` counts how often each rank was ever started
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
 from areal_sky.core.model import Bundle, NodeShape
+from areal_sky.core.tenancy import Foreign, ForeignUse
 from areal_sky.errors import NotFound, Unreachable
 
 
@@ -21,23 +22,30 @@ class Crash(BaseException):
 
 @dataclass
 class _Gang:
-    bundle: Bundle
+    bundles: tuple[Bundle, ...]
     node_ids: tuple[str, ...]
     phase: GangPhase
     runners: dict[int, RankExit | None] = field(default_factory=dict[int, RankExit | None])
     starts: dict[int, RankStart] = field(default_factory=dict[int, RankStart])
-    killed: bool = False
+    gone: set[int] = field(default_factory=set[int])
+    apart: bool = False
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.bundles[0]
 
 
 class FakeRayCluster:
     """State that lasts is here; `connection()` gives the port of one service process."""
 
-    def __init__(self, *, slow_reserve: bool = False, slow_exit: bool = False):
+    def __init__(self, *, slow_reserve: bool = False, slow_start: bool = False, slow_exit: bool = False):
         self.live: dict[str, RayNode] = {}
         self.all_gangs: dict[str, _Gang] = {}
         self.started: Counter[tuple[str, int]] = Counter()
         self.slow_reserve = slow_reserve  # placement groups stay pending until `reserve_all`
+        self.slow_start = slow_start  # runners say nothing of their start while this holds
         self.slow_exit = slow_exit  # killed ranks end only by `finish`
+        self.others: list[ForeignUse] = []  # what others than the service hold
         self.unreachable = ""
         self.crash_after: int | None = None
 
@@ -55,8 +63,8 @@ class FakeRayCluster:
                 if node == node_id and rank in gang.runners and gang.runners[rank] is None:
                     gang.runners[rank] = RankExit(rank, None, "its node died")
 
-    def finish(self, gang_id: str, rank: int, code: int = 0) -> None:
-        self.all_gangs[gang_id].runners[rank] = RankExit(rank, code)
+    def finish(self, gang_id: str, rank: int, code: int = 0, lost: str = "") -> None:
+        self.all_gangs[gang_id].runners[rank] = RankExit(rank, code, lost)
 
     def lose(self, gang_id: str, rank: int) -> None:
         """The runner dies on a healthy node."""
@@ -83,11 +91,11 @@ class FakeRayCluster:
     def _free(self, node_id: str) -> tuple[float, float, float]:
         shape = self.live[node_id].shape
         held = [
-            g.bundle
+            bundle
             for g in self.all_gangs.values()
-            for n in g.node_ids
-            if n == node_id and g.phase is GangPhase.READY
-        ]
+            for rank, (n, bundle) in enumerate(zip(g.node_ids, g.bundles, strict=True))
+            if n == node_id and g.phase is GangPhase.READY and rank not in g.gone
+        ] + [u.bundle for u in self.others if u.node_id == node_id]
         return (
             shape.gpus - sum(b.gpus for b in held),
             shape.cpus - sum(b.cpus for b in held),
@@ -102,6 +110,7 @@ class FakeRayConnection:
         self._cluster = cluster
         self._watched: set[tuple[str, int]] = set()
         self._lost: list[tuple[str, RankExit]] = []
+        self._begun: list[tuple[str, int]] = []
 
     def nodes(self) -> tuple[RayNode, ...]:
         self._step()
@@ -111,14 +120,18 @@ class FakeRayConnection:
             found.append(replace(node, available_gpus=gpus, available_cpus=cpus, available_memory_gib=gib))
         return tuple(found)
 
+    def foreign(self) -> Foreign:
+        owners = {u.owner for u in self._cluster.others}
+        return Foreign(tuple(self._cluster.others), frozenset(o for o in owners if o), None in owners)
+
     def gangs(self) -> tuple[str, ...]:
         self._step()
         return tuple(self._cluster.all_gangs)
 
-    def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
+    def reserve(self, gang_id: str, bundles: Sequence[Bundle], node_ids: Sequence[str], apart: bool = False) -> None:
         if gang_id not in self._cluster.all_gangs:
             phase = GangPhase.PENDING if self._cluster.slow_reserve else GangPhase.READY
-            self._cluster.all_gangs[gang_id] = _Gang(bundle, tuple(node_ids), phase)
+            self._cluster.all_gangs[gang_id] = _Gang(tuple(bundles), tuple(node_ids), phase, apart=apart)
         self._step()
 
     def gang_phase(self, gang_id: str) -> GangPhase:
@@ -126,7 +139,7 @@ class FakeRayConnection:
         gang = self._cluster.all_gangs.get(gang_id)
         return gang.phase if gang else GangPhase.GONE
 
-    def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
+    def start(self, gang_id: str, bundles: Sequence[Bundle], ranks: Sequence[RankStart]) -> None:
         gang = self._cluster.all_gangs.get(gang_id)
         if gang is None:
             raise NotFound(f"no gang {gang_id}")
@@ -135,9 +148,17 @@ class FakeRayConnection:
                 gang.runners[r.rank] = None
                 gang.starts[r.rank] = r
                 self._cluster.started[gang_id, r.rank] += 1
+                self._begun.append((gang_id, r.rank))
                 self._step()  # a crash may leave a gang half started
             self._watched.add((gang_id, r.rank))
         self._step()
+
+    def starts(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
+        self._step()
+        if self._cluster.slow_start:
+            return ()
+        found, self._begun = self._begun, []
+        return tuple((g, r, self._gpu_ids(g, r)) for g, r in found if g in self._cluster.all_gangs)
 
     def adopt(self, gang_id: str, ranks: int) -> bool:
         self._step()
@@ -147,6 +168,7 @@ class FakeRayConnection:
                 self._lost.append((gang_id, RankExit(rank, None, "its runner is gone")))
             else:
                 self._watched.add((gang_id, rank))
+                self._begun.append((gang_id, rank))
         return gang is not None and len(gang.runners) == ranks
 
     def exits(self) -> tuple[tuple[str, RankExit], ...]:
@@ -160,14 +182,12 @@ class FakeRayConnection:
                 self._watched.discard((gang_id, rank))
         return tuple(found)
 
-    def kill(self, gang_id: str, grace_s: float) -> None:
+    def kill(self, gang_id: str, grace_s: float, ranks: Collection[int] | None = None) -> None:
         gang = self._cluster.all_gangs.get(gang_id)
-        if gang is not None:
-            gang.killed = True
-            if not self._cluster.slow_exit:
-                for rank, end in gang.runners.items():
-                    if end is None:
-                        gang.runners[rank] = RankExit(rank, -15)
+        if gang is not None and not self._cluster.slow_exit:
+            for rank, end in gang.runners.items():
+                if end is None and (ranks is None or rank in ranks):
+                    gang.runners[rank] = RankExit(rank, -15)
         self._step()
 
     def release(self, gang_id: str) -> None:
@@ -175,9 +195,28 @@ class FakeRayConnection:
         self._watched = {key for key in self._watched if key[0] != gang_id}
         self._step()
 
+    def release_ranks(self, gang_id: str, ranks: Collection[int]) -> None:
+        gang = self._cluster.all_gangs.get(gang_id)
+        if gang is not None:
+            assert gang.apart, "its ranks share one placement group"
+            gang.gone |= set(ranks)
+            for rank in ranks:
+                if gang.runners.get(rank) is None:
+                    gang.runners[rank] = RankExit(rank, None, "its placement group was removed")
+        self._watched = {key for key in self._watched if key[0] != gang_id or key[1] not in ranks}
+        self._step()
+
     def drain(self, node_id: str, reason: str, deadline_s: float) -> None:
         self._cluster.live[node_id] = replace(self._cluster.live[node_id], draining=True)
         self._step()
+
+    def _gpu_ids(self, gang_id: str, rank: int) -> tuple[str, ...]:
+        """As a node with that many GPUs might give them out."""
+        gang = self._cluster.all_gangs[gang_id]
+        before = sum(int(b.gpus) for b, n in zip(gang.bundles[:rank], gang.node_ids, strict=False)
+                     if n == gang.node_ids[rank])  # fmt: skip
+        own = tuple(str(before + i) for i in range(int(gang.bundles[rank].gpus)))
+        return (*own, *gang.starts[rank].lent)
 
     def _step(self) -> None:
         c = self._cluster

@@ -7,12 +7,13 @@ token, else what the head says (InvalidInput, Refused, NotFound, ...). Thread-sa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 from areal_sky import errors
-from areal_sky.core.model import Bundle, GangDemand, NodeShape, NodeView, TaskSpec
+from areal_sky.core.model import Bundle, GangDemand, NodeShape, NodeView
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskspec import task_spec_to_json
 from areal_sky.core.telemetry import Validity
 from areal_sky.core.usage import Usage, usage_from_json
@@ -21,6 +22,7 @@ from areal_sky.errors import ArealSkyError, Unauthorized, Unreachable
 
 CONNECT_S = 2.0
 ANSWER_S = 10.0
+BATCH_S = 120.0  # a hundred thousand tasks take a while
 
 
 class GatewayClient:
@@ -56,12 +58,29 @@ class GatewayClient:
         return self._call("GET", "/healthz")
 
     def submit(self, spec: TaskSpec) -> dict[str, Any]:
-        """{"task_id", "status": "SCHEDULED" | "QUEUED", "reason"}."""
+        """{"task_id", "status": "SCHEDULED" | "QUEUED", "reason", "warnings"}; of an array also "task_ids"."""
         return self._call("POST", "/v1/tasks", task_spec_to_json(spec))
 
-    def tasks(self, state: str | None = None) -> list[dict[str, Any]]:
-        """Tasks in queue order: running, waiting (next first), then ended (latest first). See core/tasklife.view."""
-        return self._call("GET", "/v1/tasks", params={"state": state} if state else None)["tasks"]
+    def submit_many(self, specs: Sequence[TaskSpec]) -> dict[str, Any]:
+        """All of them or none: {"tasks": [an answer for each], "warnings": [...]}."""
+        body = {"tasks": [task_spec_to_json(spec) for spec in specs]}
+        return self._call("POST", "/v1/tasks/batch", body, answer_s=BATCH_S)
+
+    def tasks(
+        self,
+        state: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+        explain: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Tasks in queue order: running, waiting (next first), then ended (latest first). See core/taskview.py.
+
+        `explain`: waiting tasks tell the "terms" of their place in the order.
+        """
+        params: dict[str, Any] = {"label": [f"{k}={v}" for k, v in (labels or {}).items()]}
+        wanted = {"state": state, "limit": limit, "explain": 1 if explain else None}
+        params |= {k: v for k, v in wanted.items() if v is not None}
+        return self._call("GET", "/v1/tasks", params=params)["tasks"]
 
     def task(self, task_id: str) -> dict[str, Any]:
         return self._call("GET", f"/v1/tasks/{_part(task_id)}")
@@ -84,6 +103,14 @@ class GatewayClient:
 
     def track_metrics(self, task_id: str, metrics: Mapping[str, float]) -> None:
         self._call("POST", f"/v1/tasks/{_part(task_id)}/metrics", {"metrics": dict(metrics)})
+
+    def checkpointed(self, task_id: str) -> None:
+        """Its work up to now is safe."""
+        self._call("POST", f"/v1/tasks/{_part(task_id)}/checkpoint")
+
+    def enter_phase(self, task_id: str, phase: str, low: bool) -> None:
+        """The task is in this phase from now on; `low`: it leaves its GPUs idle meanwhile."""
+        self._call("POST", f"/v1/tasks/{_part(task_id)}/phase", {"phase": phase, "low": low})
 
     def push_log(self, task_id: str, attempt: int, rank: int, stream: str, offset: int, text: str) -> int:
         """A chunk of a rank's output; returns the offset that the head wants next.
@@ -122,13 +149,19 @@ class GatewayClient:
     # -- how
 
     def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        answer_s: float | None = None,
     ) -> Any:
         # Plain json.dumps escapes lone surrogates, which httpx's own encoder cannot send.
         content = None if body is None else json.dumps(body).encode("ascii")
         headers = {} if content is None else {"Content-Type": "application/json"}
         with self._translated():
-            reply = self._http.request(method, path, content=content, params=params, headers=headers)
+            limits = {} if answer_s is None else {"timeout": answer_s}
+            reply = self._http.request(method, path, content=content, params=params, headers=headers, **limits)
         if reply.status_code < 300:
             try:
                 return reply.json()

@@ -5,13 +5,14 @@ Every method raises errors of `areal_sky.errors` only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from areal_sky.core.model import Bundle, GroupPlan, Machine, NodeShape
 from areal_sky.core.telemetry import GpuSample
+from areal_sky.core.tenancy import Foreign
 from areal_sky.core.view import HeadView
 
 
@@ -91,7 +92,10 @@ class GangPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How one rank ended. `code` is None when its node or its runner died under it (`lost` says what)."""
+    """How one rank ended. `code` is None when its node or its runner died under it.
+
+    `lost` says what, or with a code what else is known of the end (the kernel killed it for want of memory, say).
+    """
 
     rank: int
     code: int | None
@@ -107,6 +111,8 @@ class RankStart:
     payload: str | None
     envs: dict[str, str]
     kind: str = ""  # the task's, for whoever watches the node
+    gpus: float = 0.0  # all that it has, lent ones included
+    lent: tuple[str, ...] = ()  # ids of GPUs that Ray counts as another task's
 
 
 class RayCluster(Protocol):
@@ -114,18 +120,32 @@ class RayCluster(Protocol):
 
     def nodes(self) -> tuple[RayNode, ...]: ...
 
+    def foreign(self) -> Foreign:
+        """What placement groups and actors hold that are not ours, and whose they are."""
+        ...
+
     def gangs(self) -> tuple[str, ...]:
         """Names of all gangs that hold a placement group in Ray, whoever made them."""
         ...
 
-    def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
-        """Ask Ray for a placement group named `gang_id`: one bundle on each listed node. Idempotent by name."""
+    def reserve(self, gang_id: str, bundles: Sequence[Bundle], node_ids: Sequence[str], apart: bool = False) -> None:
+        """Ask Ray for the resources of a gang: each bundle on its node, all or none. Idempotent by `gang_id`.
+
+        `apart`: the resources of single ranks can be given back later (`release_ranks`).
+        """
         ...
 
     def gang_phase(self, gang_id: str) -> GangPhase: ...
 
-    def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
+    def start(self, gang_id: str, bundles: Sequence[Bundle], ranks: Sequence[RankStart]) -> None:
         """Start one runner per rank in the gang's bundles. Idempotent: a runner that exists is left as it is."""
+        ...
+
+    def starts(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
+        """(gang_id, rank, ids of its GPUs) of ranks whose process has started since the last call, or was adopted.
+
+        Never blocks. A rank that could not start comes up in `exits` instead.
+        """
         ...
 
     def adopt(self, gang_id: str, ranks: int) -> bool:
@@ -136,12 +156,16 @@ class RayCluster(Protocol):
         """(gang_id, exit) of ranks that ended since the last call. Never blocks."""
         ...
 
-    def kill(self, gang_id: str, grace_s: float) -> None:
-        """SIGTERM the gang's processes, SIGKILL after `grace_s`. Does not wait."""
+    def kill(self, gang_id: str, grace_s: float, ranks: Collection[int] | None = None) -> None:
+        """SIGTERM the gang's processes (None: of all ranks), SIGKILL after `grace_s`. Does not wait."""
         ...
 
     def release(self, gang_id: str) -> None:
         """Remove the gang's runners and placement group. Unknown names are no error."""
+        ...
+
+    def release_ranks(self, gang_id: str, ranks: Collection[int]) -> None:
+        """The same for some ranks of a gang that was reserved `apart`; the others run on."""
         ...
 
     def drain(self, node_id: str, reason: str, deadline_s: float) -> None: ...

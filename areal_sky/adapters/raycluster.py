@@ -1,28 +1,31 @@
 """Our Ray cluster through real Ray: the only place of the service that imports ray.
 
-Gangs are detached placement groups, one bundle per rank, each bound to a node by its `ray.io/node-id` label; runners
-are detached actors named `<gang_id>/<rank>`. Both live in Ray's namespace `areal_sky`, so a new process finds them
+Gangs are detached placement groups (adapters/placementgroups.py), runners detached actors named `<gang_id>/<rank>`.
+Both live in Ray's namespace `areal_sky`, so a new process finds them
 again by name. One thread uses an adapter.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from areal_sky.adapters import raytenants
+from areal_sky.adapters.placementgroups import PREFIX, PlacementGroups
 from areal_sky.adapters.ports import GangPhase, RankExit, RankStart, RayNode
 from areal_sky.core.model import Bundle, NodeShape
+from areal_sky.core.tenancy import Foreign
 from areal_sky.errors import ArealSkyError, Unreachable
 
 NAMESPACE = "areal_sky"
 GIB = 2**30
 _LABEL = "areal-sky/"
 
-# (gang_id, rank, world size, bundle, start) -> arguments of the runner's constructor
-RunnerArguments = Callable[[str, int, Bundle, RankStart], tuple[Any, ...]]
+# (gang_id, world size, start) -> arguments of the runner's constructor
+RunnerArguments = Callable[[str, int, RankStart], tuple[Any, ...]]
 
 
 class RayClusterAdapter:
@@ -65,6 +68,8 @@ class RayClusterAdapter:
         self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(runner)
         self._actors: dict[tuple[str, int], Any] = {}
         self._waits: dict[Any, tuple[str, int]] = {}
+        self._begins: dict[Any, tuple[str, int]] = {}
+        self._groups = PlacementGroups(ray)
         self._lost: list[tuple[str, RankExit]] = []
 
     def close(self) -> None:
@@ -96,49 +101,32 @@ class RayClusterAdapter:
             )
         return tuple(found)
 
+    def foreign(self) -> Foreign:
+        with self._translated("look at what others hold"):
+            own_job = self._ray.get_runtime_context().get_job_id()
+            return raytenants.foreign(self._state()._connect_and_get_accessor(), own_job, PREFIX)
+
     def gangs(self) -> tuple[str, ...]:
-        from ray.util import placement_group_table
-
         with self._translated("list placement groups"):
-            table = placement_group_table()
-        prefix = _pg_name("")
-        return tuple(
-            pg["name"].removeprefix(prefix)
-            for pg in table.values()
-            if pg["name"].startswith(prefix) and pg["state"] != "REMOVED"
-        )
+            return self._groups.gangs()
 
-    def reserve(self, gang_id: str, bundle: Bundle, node_ids: Sequence[str]) -> None:
-        from ray.util import placement_group
-
-        if self._group(gang_id) is not None:
-            return
+    def reserve(self, gang_id: str, bundles: Sequence[Bundle], node_ids: Sequence[str], apart: bool = False) -> None:
         with self._translated(f"reserve {gang_id}"):
-            placement_group(
-                [_resources(bundle)] * len(node_ids),
-                strategy="PACK",
-                name=_pg_name(gang_id),
-                lifetime="detached",
-                bundle_label_selector=[{"ray.io/node-id": n} for n in node_ids],
-            )
+            self._groups.reserve(gang_id, bundles, node_ids, apart)
 
     def gang_phase(self, gang_id: str) -> GangPhase:
-        from ray.util import placement_group_table
-
-        group = self._group(gang_id)
-        if group is None:
-            return GangPhase.GONE
         with self._translated(f"look at {gang_id}"):
-            state = placement_group_table(group)["state"]
-        if state == "CREATED":
+            states = self._groups.states(gang_id)
+        if states == {"CREATED"}:
             return GangPhase.READY
-        return GangPhase.GONE if state == "REMOVED" else GangPhase.PENDING
+        return GangPhase.PENDING if states and "REMOVED" not in states else GangPhase.GONE
 
-    def start(self, gang_id: str, bundle: Bundle, ranks: Sequence[RankStart]) -> None:
+    def start(self, gang_id: str, bundles: Sequence[Bundle], ranks: Sequence[RankStart]) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        group = self._group(gang_id)
-        if group is None:
+        with self._translated(f"look for {gang_id}"):
+            groups = self._groups.by_rank(gang_id, [r.rank for r in ranks])
+        if None in groups.values():
             raise Unreachable(f"cannot start {gang_id}: its placement group is gone")
         with self._translated(f"start {gang_id}"):
             started = set(self._waits.values())
@@ -146,6 +134,9 @@ class RayClusterAdapter:
                 if (gang_id, r.rank) in started:
                     continue
                 r.envs.setdefault("RAY_ADDRESS", self._address)
+                r.envs.update(raytenants.job_environment(gang_id))
+                bundle = bundles[r.rank]
+                apart = self._groups.is_apart(gang_id)
                 self._actors[gang_id, r.rank] = self._actor_class.options(
                     name=f"{gang_id}/{r.rank}",
                     namespace=NAMESPACE,
@@ -154,30 +145,46 @@ class RayClusterAdapter:
                     num_cpus=bundle.cpus,
                     num_gpus=bundle.gpus,
                     memory=int(bundle.memory_gib * GIB) or None,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, r.rank),
-                ).remote(*self._runner_arguments(gang_id, len(ranks), bundle, r))
-            self._begin(gang_id, group, [r.rank for r in ranks if (gang_id, r.rank) not in started])
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(groups[r.rank], 0 if apart else r.rank),
+                ).remote(*self._runner_arguments(gang_id, len(ranks), r))
+            self._begin(gang_id, groups, [r.rank for r in ranks if (gang_id, r.rank) not in started])
 
     def adopt(self, gang_id: str, ranks: int) -> bool:
-        group = self._group(gang_id)
         with self._translated(f"find {gang_id}"):
+            groups = self._groups.by_rank(gang_id, range(ranks))
             found: list[int] = []
             for rank in range(ranks):
                 if (gang_id, rank) in self._actors:
                     continue
                 actor = self._find(gang_id, rank)
-                if actor is None or group is None:
+                if actor is None or groups[rank] is None:
                     self._lost.append((gang_id, RankExit(rank, None, "its runner is gone")))
                     continue
                 self._actors[gang_id, rank] = actor
                 found.append(rank)
             whole = all((gang_id, rank) in self._actors for rank in range(ranks))
             if whole:
-                self._begin(gang_id, group, found)
+                self._begin(gang_id, groups, found)
             else:  # it is on its way out: what is left is only watched until it ends
                 for rank in found:
                     self._waits[self._actors[gang_id, rank].wait_exit.remote()] = (gang_id, rank)
         return whole
+
+    def starts(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
+        if not self._begins:
+            return ()
+        from ray.exceptions import RayError
+
+        found: list[tuple[str, int, tuple[str, ...]]] = []
+        with self._translated("look for started ranks"):
+            ready, _ = self._ray.wait(list(self._begins), num_returns=len(self._begins), timeout=0)
+        for ref in ready:
+            key = self._begins.pop(ref)
+            with suppress(RayError):  # its end says why
+                pid, gpu_ids = self._ray.get(ref, timeout=1)
+                if pid:
+                    found.append((*key, tuple(gpu_ids)))
+        return tuple(found)
 
     def exits(self) -> tuple[tuple[str, RankExit], ...]:
         found, self._lost = self._lost, []
@@ -199,22 +206,29 @@ class RayClusterAdapter:
                 found.append((gang_id, RankExit(rank, None, _why_lost(e))))
         return tuple(found)
 
-    def kill(self, gang_id: str, grace_s: float) -> None:
+    def kill(self, gang_id: str, grace_s: float, ranks: Collection[int] | None = None) -> None:
         with self._translated(f"stop {gang_id}"):
-            for (gang, _), actor in list(self._actors.items()):
-                if gang == gang_id:
+            for (gang, rank), actor in list(self._actors.items()):
+                if gang == gang_id and (ranks is None or rank in ranks):
                     actor.stop.remote(grace_s)
 
     def release(self, gang_id: str) -> None:
-        from ray.util import remove_placement_group
+        self._forget(gang_id, None)
+        with self._translated(f"release {gang_id}"):
+            self._groups.remove(gang_id)  # ends the actors in it
 
-        for key in [k for k in self._actors if k[0] == gang_id]:
-            del self._actors[key]
-        self._waits = {ref: key for ref, key in self._waits.items() if key[0] != gang_id}
-        group = self._group(gang_id)
-        if group is not None:
-            with self._translated(f"release {gang_id}"):
-                remove_placement_group(group)  # ends the actors in it
+    def release_ranks(self, gang_id: str, ranks: Collection[int]) -> None:
+        self._forget(gang_id, ranks)
+        with self._translated(f"release ranks of {gang_id}"):
+            self._groups.remove(gang_id, ranks)
+
+    def _forget(self, gang_id: str, ranks: Collection[int] | None) -> None:
+        def ours(key: tuple[str, int]) -> bool:
+            return key[0] == gang_id and (ranks is None or key[1] in ranks)
+
+        self._actors = {key: actor for key, actor in self._actors.items() if not ours(key)}
+        self._waits = {ref: key for ref, key in self._waits.items() if not ours(key)}
+        self._begins = {ref: key for ref, key in self._begins.items() if not ours(key)}
 
     def drain(self, node_id: str, reason: str, deadline_s: float) -> None:
         """Tells Ray to place nothing more on the node. Ray ends a drained raylet as soon as it is idle."""
@@ -225,7 +239,7 @@ class RayClusterAdapter:
         with self._translated("drain a node"):
             GcsClient(address=self._address).drain_node(node_id, preemption, reason, int(deadline_s * 1000))
 
-    def _begin(self, gang_id: str, group: Any, ranks: Sequence[int]) -> None:
+    def _begin(self, gang_id: str, groups: Mapping[int, Any], ranks: Sequence[int]) -> None:
         """Tells the runners to start. Harmless when repeated, so an adopted gang is told again: the process that
         made its runners may have died before it told them.
         """
@@ -233,28 +247,19 @@ class RayClusterAdapter:
 
         if not ranks:
             return
-        where = placement_group_table(group)["bundles_to_node_id"]
+        where = placement_group_table(groups[0])["bundles_to_node_id"]
         addresses = {n["NodeID"]: n["NodeManagerAddress"] for n in self._ray.nodes()}
         # The port is a future that Ray hands to the ranks: nobody waits here.
         port = self._actors[gang_id, 0].free_port.remote()
         for rank in ranks:
             actor = self._actors[gang_id, rank]
-            actor.start.remote(addresses.get(where[0], "127.0.0.1"), port)
+            self._begins[actor.start.remote(addresses.get(where[0], "127.0.0.1"), port)] = (gang_id, rank)
             self._waits[actor.wait_exit.remote()] = (gang_id, rank)
 
     def _state(self) -> Any:
         from ray._private.state import state
 
         return state
-
-    def _group(self, gang_id: str) -> Any:
-        from ray.util import get_placement_group
-
-        with self._translated(f"look for {gang_id}"):
-            try:
-                return get_placement_group(_pg_name(gang_id))
-            except ValueError:
-                return None
 
     def _find(self, gang_id: str, rank: int) -> Any:
         try:
@@ -272,15 +277,6 @@ class RayClusterAdapter:
             # Ray raises RayError, RpcError, ConnectionError, RuntimeError and more for the same thing.
             lines = str(e).strip().splitlines() or [type(e).__name__]
             raise Unreachable(f"cannot {what} (Ray at {self._address}): {lines[0][:300]}") from e
-
-
-def _pg_name(gang_id: str) -> str:
-    return f"areal_sky:{gang_id}"
-
-
-def _resources(bundle: Bundle) -> dict[str, float]:
-    wanted = {"GPU": bundle.gpus, "CPU": bundle.cpus, "memory": int(bundle.memory_gib * GIB)}
-    return {k: v for k, v in wanted.items() if v}
 
 
 def _why_lost(e: Exception) -> str:

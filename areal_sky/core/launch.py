@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from areal_sky.core import advice
+from areal_sky.core import advice, memory_check
+from areal_sky.core.architecture import Architecture
 from areal_sky.core.market import NO_SPOT_CLOUDS
 from areal_sky.core.model import HEAD_GROUP, GroupPlan, LaunchPlan, NodeShape, Offer, SpotPatience, replica_name
 from areal_sky.core.nodeenv import (
@@ -21,6 +22,7 @@ from areal_sky.core.nodeenv import (
     GroupShape,
     HeadEnv,
     NodeEnv,
+    PoolShare,
 )
 from areal_sky.core.offers import (
     NO_PRICE,
@@ -40,22 +42,21 @@ from areal_sky.errors import InvalidInput, Refused
 from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec
 
 Region = tuple[str, str | None]  # cloud, region
-
+Files = Mapping[str, Architecture]  # of models whose `config` is a file, by the model's name
 # The head runs Ray's GCS, the gateway and the scheduler, and no tasks of size: measured below 1 GiB at rest.
 HEAD_CPUS = 4.0
 HEAD_MEMORY_GIB = 16.0
-MAX_ALTERNATIVES = 5
-MAX_PLACES = 3
+MAX_ALTERNATIVES, MAX_PLACES = 5, 3
 UNBOUNDED = 1e6  # vCPUs or GiB: more than any machine has, and a number that JSON can carry
 
 
-def plan(spec: ClusterSpec, offers: Sequence[Offer] | Known) -> LaunchPlan:
+def plan(spec: ClusterSpec, offers: Sequence[Offer] | Known, files: Files | None = None) -> LaunchPlan:
     """Choose an offer for the head and for every group, and say what is guessed and what is not known.
 
     Raises Refused with every reason why it must not be launched so: over `budget.max_hourly_usd` even at the least
     that would run, groups that share no region, infra that cannot do what is asked.
     """
-    planned = draft(spec, offers)
+    planned = draft(spec, offers, files)
     refuse(planned)
     return planned
 
@@ -66,8 +67,8 @@ def refuse(planned: LaunchPlan) -> None:
         raise Refused("\n".join(planned.refusals))
 
 
-def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known) -> LaunchPlan:
-    """The plan, its `refusals` named instead of raised: for showing it."""
+def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known, files: Files | None = None) -> LaunchPlan:
+    """The plan, its `refusals` (and those apart in `memory`) named instead of raised: for showing it."""
     known = offers if isinstance(offers, Known) else Known(tuple(offers))
     notes = Notes(list(spec.guesses), list(known.unknowns))
     refusals = list(known.refusals)
@@ -78,15 +79,13 @@ def draft(spec: ClusterSpec, offers: Sequence[Offer] | Known) -> LaunchPlan:
     place, next_places = (None, ()) if spec.is_local else _common_place(wanted, found, notes)
     plans = [_group_plan(g, spec, found[g.name], place, known.offers, notes, dear) for g in wanted]
     result = LaunchPlan(
-        cluster=spec.name,
-        infra=spec.infra,
-        head=plans[0],
-        groups=tuple(plans[1:]),
+        cluster=spec.name, infra=spec.infra, head=plans[0], groups=tuple(plans[1:]),
         guesses=tuple(dict.fromkeys(notes.guesses)),
         next_places=next_places,
         spot=SpotPatience(spec.spot.patience_s, spec.spot.hold_s),
         max_hourly_usd=spec.budget.max_hourly_usd,
-    )
+        memory=memory_check.check(spec, plans[1:], files or {}),
+    )  # fmt: skip
     refused, far = advice.apart(result, found)
     refusals += [*refused, *advice.impossible(spec, plans)]
     unknowns = dict.fromkeys([*notes.unknowns, *far, *_place_unknowns(plans, spec, bool(refused or far))])
@@ -156,11 +155,11 @@ def _common_place(
     if len(priced) > 1 and chosen in priced:
         dearest = max(scores[p][2] for p in priced)
         notes.guesses.append(
-            f"region: {_text(chosen)} costs least of the {len(priced)} known that have every machine "
+            f"region: {_place_text(chosen)} costs least of the {len(priced)} known that have every machine "
             f"asked for (${scores[chosen][2]:,.2f}/h at the largest, ${dearest:,.2f}/h in the dearest); "
             "`infra:` pins one"
         )
-    others = [(_text(p), scores[p][2]) for p in priced if p != chosen]
+    others = [(_place_text(p), scores[p][2]) for p in priced if p != chosen]
     return chosen, tuple(others[:MAX_PLACES])
 
 
@@ -168,7 +167,7 @@ def _where(m: MachineType) -> Region:
     return m.any_offer.cloud, m.any_offer.region
 
 
-def _text(place: Region) -> str:
+def _place_text(place: Region) -> str:
     return "/".join(x for x in place if x)
 
 
@@ -293,7 +292,12 @@ def head_env(
         ),
         weights=tuple((p.model_type, p.weight) for p in spec.scheduling.priority),
         models=tuple((m.name, m.model_type) for m in spec.models),
+        needs=launch.memory.needs,
         ageing_per_hour=spec.scheduling.ageing_per_hour,
+        strategy=spec.scheduling.strategy,
+        pools=tuple(
+            PoolShare(p.name, p.model_type, p.guaranteed_gpus, p.max_gpus, p.borrow) for p in spec.scheduling.pools
+        ),
         lease_s=lease_s,
         idle_shutdown_s=spec.idle_shutdown_s,
         shape=launch.head.shape if spec.is_local else None,

@@ -1,4 +1,4 @@
-"""The values that every layer speaks in: offers, plans, replicas, nodes, tasks, the cluster's state. All are frozen.
+"""The values that every layer speaks in: offers, plans, replicas, nodes, demand, the cluster's state. All are frozen.
 
 Durations and times are seconds (times: Unix), memory is GiB, money is US dollars per hour.
 """
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from areal_sky.core.memory_terms import MemoryReport
+
 HEAD_GROUP = "head"
 
-
 # ---------------------------------------------------------------- what can be had
-
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
@@ -103,8 +103,8 @@ class GroupPlan:
 class LaunchPlan:
     """The whole cluster, priced. `guesses` are in words; `unknowns` is what could not be known here.
 
-    `refusals`: why it must not be launched as it is, each a sentence; empty when nothing speaks against it.
-    `next_places`: the next best regions for the whole cluster, with its dollars per hour at the largest.
+    `refusals`: why it must not be launched as it is; `memory` apart. `next_places`: the next best regions, with dollars
+    per hour at the largest.
     """
 
     cluster: str
@@ -117,6 +117,7 @@ class LaunchPlan:
     next_places: tuple[tuple[str, float], ...] = ()
     spot: SpotPatience = SpotPatience()
     max_hourly_usd: float | None = None  # what stands in for spot may not take the cluster above it
+    memory: MemoryReport = field(default_factory=MemoryReport)
 
     def group(self, name: str) -> GroupPlan | None:
         """The plan of that group (the head's under `head`), or None."""
@@ -262,19 +263,7 @@ class ClusterState:
     ledger: tuple[LedgerLine, ...] = ()
 
 
-# ---------------------------------------------------------------- what is asked of it: tasks
-
-
-class TaskState(StrEnum):
-    QUEUED = "QUEUED"  # waits; `reason` says for what
-    PLACED = "PLACED"  # resources chosen, Ray is reserving them
-    RUNNING = "RUNNING"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-
-
-TASK_ENDED = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED})
+# ---------------------------------------------------------------- what is asked of it (tasks: core/taskmodel.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,35 +273,6 @@ class Bundle:
     gpus: float = 0.0
     cpus: float = 1.0
     memory_gib: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSpec:
-    """What a user submitted. All bundles of a task are alike and start together or not at all.
-
-    `kind`: train, rollout, eval, reward or driver. `priority` is 0..100, 5 by default. `group` pins it to a node
-    group. `accelerators` narrows it to nodes with one of these. `command` is a shell command line;
-    `payload` is a base64 cloudpickle of a Python callable instead.
-    """
-
-    kind: str
-    command: str = ""
-    payload: str | None = None
-    name: str = ""
-    model: str | None = None
-    model_type: str | None = None
-    bundles: int = 1
-    bundle: Bundle = Bundle()
-    priority: float = 5.0
-    group: str | None = None
-    accelerators: tuple[str, ...] = ()
-    envs: Mapping[str, str] = field(default_factory=dict[str, str])
-    max_retries: int = 0
-    deadline_s: float | None = None
-    submit_key: str | None = None
-
-    def demand(self) -> tuple[Bundle, ...]:
-        return (self.bundle,) * self.bundles
 
 
 @dataclass(frozen=True, slots=True)

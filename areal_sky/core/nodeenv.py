@@ -6,12 +6,12 @@ Secrets are kept apart so that they can travel as SkyPilot `secrets` and never a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
+from areal_sky.core.memory_terms import ModelNeed
 from areal_sky.core.model import NodeShape
 from areal_sky.errors import InvalidInput
 
@@ -23,14 +23,6 @@ DEFAULT_LEASE_S = 600.0
 EXIT_NEVER = 78
 # Marks every process of a node, so that a pretend machine can be switched off whole.
 NODE_MARK = "AREAL_SKY_NODE"
-SECRET_KEYS = ("AREAL_SKY_TOKENS", "AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN")
-
-
-def task_token(node_token: str) -> str:
-    """The token with which tasks on a node may submit and report: derived on both sides, so that it travels nowhere
-    and Ray, which keeps what it is given on disk, never has it.
-    """
-    return hashlib.sha256(f"areal-sky task {node_token}".encode()).hexdigest() if node_token else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +37,22 @@ class GroupShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShare:
+    """GPUs for the tasks of one model type: guaranteed, at most (None: no limit); `borrow` idle ones beyond."""
+
+    name: str
+    model_type: str
+    guaranteed_gpus: float = 0.0
+    max_gpus: float | None = None
+    borrow: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class HeadEnv:
     """What a head needs to know. `state_dir` holds its journal and Ray's GCS store.
 
     `ray_port` and `gateway_port` 0 mean: pick a free one and write it to `state_dir`/address.json.
-    `weights` are (model_type, weight) pairs, `models` (name, model_type) pairs.
+    `weights` are (model_type, weight) pairs, `models` (name, model_type) pairs, `needs` what these take of memory.
     """
 
     cluster: str
@@ -60,7 +63,10 @@ class HeadEnv:
     groups: tuple[GroupShape, ...] = ()
     weights: tuple[tuple[str, float], ...] = ()
     models: tuple[tuple[str, str], ...] = ()
+    needs: tuple[ModelNeed, ...] = ()
     ageing_per_hour: float = 1.0
+    strategy: str = "dynamic"  # who goes first: `scheduling.strategy` of the spec
+    pools: tuple[PoolShare, ...] = ()
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0
     shape: NodeShape | None = None  # None: what Ray finds on the machine
@@ -82,12 +88,16 @@ class HeadEnv:
             )
             shape = raw.pop("shape", None)
             weights = tuple((str(k), float(v)) for k, v in raw.pop("weights", []))
+            pools = tuple(PoolShare(**cast("dict[str, Any]", p)) for p in raw.pop("pools", []))
             models = tuple((str(k), str(v)) for k, v in raw.pop("models", []))
+            needs = tuple(ModelNeed(**cast("dict[str, Any]", n)) for n in raw.pop("needs", []))
             return HeadEnv(
                 **raw,
                 groups=groups,
                 weights=weights,
                 models=models,
+                needs=needs,
+                pools=pools,
                 shape=None if shape is None else NodeShape(**shape),
             )
         except (TypeError, KeyError, ValueError) as e:

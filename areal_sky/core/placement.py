@@ -1,323 +1,245 @@
-"""Where a gang can run: `fit` answers with a Placement or with the reasons why not.
+"""Where a gang can run: the one packing rule, for admission, backfill, what-ifs and scale-in alike.
 
-The one function that admission, hold-backs and what-ifs all use. Pure and deterministic: the same rooms and the same
-ask give the same answer, whatever the order of the rooms.
+`fit` answers for a list of rooms with a Placement or with the reasons why not; `find` is the same for an index of
+rooms that is kept up to date. Pure and deterministic, whatever the order in which nodes came:
 
-Rules of this first cut:
-- all bundles of a gang are placed or none;
+- all bundles of a gang are placed or none (an elastic one at least with its least number);
 - a gang stays within one node group, and on one accelerator type where it can (mixed types only as second choice);
-- fewest nodes first, then the tightest fit, so that large holes stay whole;
+- fewest nodes first, then the tightest fit, so that large holes stay whole; `spread`: most nodes first;
 - work without GPUs keeps off GPU nodes while any other node has room;
-- GPUs are counted per device: two half-free devices are not one free GPU.
+- the first accelerator that fits where the ask gives an order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from areal_sky.core.model import HEAD_GROUP, Bundle, NodeShape
-from areal_sky.units import format_gib
+from areal_sky.core.gangs import (
+    Ask,
+    DeviceShare,
+    NoFit,
+    Placement,
+    accelerator_matches,
+    describe,
+    describe_bundle,
+)
+from areal_sky.core.model import HEAD_GROUP
+from areal_sky.core.room import (
+    EPS,
+    Held,
+    Need,
+    NodeRoom,
+    bundles_on,
+    choose_devices,
+    describe_free,
+    empty_room,
+    foreign_use,
+    need_of,
+    occupy,
+    room_of,
+    subtract,
+    take,
+)
+from areal_sky.core.roomindex import Allow, Bucket, Node, RoomIndex, Shelf
 
-# Below Ray's own resolution of resources (1e-4): what is closer than this is equal.
-EPS = 1e-6
+__all__ = [
+    "EPS", "Ask", "DeviceShare", "Held", "NoFit", "NodeRoom", "Placement", "accelerator_matches", "bundles_on",
+    "describe", "describe_bundle", "empty_room", "find", "fit", "foreign_use", "occupy", "placement_on",
+    "room_of", "take",
+]  # fmt: skip
 
-DeviceShare = tuple[int, float]  # (device index, share of it in 0..1)
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A gang: `count` like bundles, together or not at all. `group` None: any group but the head's."""
-
-    bundle: Bundle
-    count: int
-    group: str | None = None
-    accelerators: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRoom:
-    """What one node has free. `gpus` holds the free share of each device; `is_gpu_node` whether it has any at all.
-
-    Among equals the node with the smaller `name` is taken.
-    """
-
-    node_id: str
-    group: str
-    gpus: tuple[float, ...]
-    cpus: float
-    memory_gib: float
-    accelerator: str | None = None
-    is_gpu_node: bool = False
-    name: str = ""
-
-    @property
-    def free_gpus(self) -> float:
-        return sum(self.gpus)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One bundle of ours on a node. `reserved`: Ray counts it already."""
-
-    bundle: Bundle
-    devices: tuple[DeviceShare, ...]
-    reserved: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """One node and its device shares per bundle, in rank order. Ranks on one node are neighbours."""
-
-    node_ids: tuple[str, ...]
-    devices: tuple[tuple[DeviceShare, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NoFit:
-    """Why nothing fits now, one reason per group that was looked at."""
-
-    reasons: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "; ".join(self.reasons)
+Nodes = list[tuple[Node, int]]  # so many bundles on that node
 
 
 def fit(ask: Ask, rooms: Iterable[NodeRoom]) -> Placement | NoFit:
-    """Place the whole gang into `rooms`, or say why it does not fit."""
-    rooms = sorted(rooms, key=lambda r: (r.name, r.node_id))
-    best: tuple[tuple[object, ...], Placement] | None = None
-    for candidates in _candidate_sets(ask, rooms):
-        found = _pack(ask, candidates)
-        if found is None:
-            continue
-        used = [r for r in candidates if r.node_id in set(found.node_ids)]
-        rank: tuple[object, ...] = (
-            # work without GPUs first looks for nodes without GPUs
-            ask.bundle.gpus == 0 and any(r.is_gpu_node for r in used),
-            len({r.accelerator for r in used}),
-            len(used),
-            sum(r.free_gpus for r in used),
-            sum(r.cpus for r in used),
-            used[0].group,
-        )
-        if best is None or rank < best[0]:  # type: ignore[operator]
-            best = (rank, found)
-    return best[1] if best else NoFit(_reasons(ask, rooms))
+    """Place the whole gang into `rooms`, or say why it does not fit. Raises InvalidInput for amounts that are none."""
+    rooms = list(rooms)
+    found = find(RoomIndex(rooms), ask)
+    return NoFit(reasons(ask, rooms)) if isinstance(found, dict) else placement_on(found, need_of(ask.bundle))
 
 
-def take(room: NodeRoom, bundle: Bundle) -> tuple[NodeRoom, tuple[DeviceShare, ...]] | None:
-    """The room left after one bundle and the devices it takes, or None when it does not fit.
+def find(index: RoomIndex, ask: Ask, allow: Allow | None = None, least: int = 0) -> Nodes | dict[str, int]:
+    """The nodes for the gang, or how many of its bundles would fit at most into each group (fewer than asked for).
 
-    Fractions go to the fullest device that still has the share, as Ray does it.
+    `allow`: which guarded nodes it may use. `least`: an elastic gang is content with so many bundles.
     """
-    if bundle.cpus > room.cpus + EPS or bundle.memory_gib > room.memory_gib + EPS:
-        return None
-    shares = _devices_for(room.gpus, bundle.gpus)
-    if shares is None:
-        return None
-    left = replace(
-        room,
-        gpus=_without(room.gpus, shares),
-        cpus=max(0.0, room.cpus - bundle.cpus),
-        memory_gib=max(0.0, room.memory_gib - bundle.memory_gib),
-    )
-    return left, shares
+    if ask.nodes:
+        index = _only(index, set(ask.nodes))
+    return _find(index, ask, allow, least)
 
 
-def occupy(rooms: dict[str, NodeRoom], ask: Ask, placement: Placement) -> None:
-    """Take what `placement` needs out of `rooms`, which `fit` has just said it fits in."""
-    for node_id, shares in zip(placement.node_ids, placement.devices, strict=True):
-        room = rooms[node_id]
-        rooms[node_id] = replace(
-            room,
-            gpus=_without(room.gpus, shares),
-            cpus=max(0.0, room.cpus - ask.bundle.cpus),
-            memory_gib=max(0.0, room.memory_gib - ask.bundle.memory_gib),
+def placement_on(nodes: Nodes, need: Need) -> Placement:
+    """Which devices each bundle gets."""
+    share = need.share
+    if len(nodes) == 1 and nodes[0][1] == 1:
+        node = nodes[0][0]
+        chosen = choose_devices(node.devices, need)
+        assert chosen is not None, "found where it does not fit"
+        return Placement((node.node_id,), (tuple([(i, share) for i in chosen]),))
+    node_ids: list[str] = []
+    devices: list[tuple[DeviceShare, ...]] = []
+    for node, n in nodes:
+        left = node.devices[:]
+        for _ in range(n):
+            chosen = choose_devices(left, need)
+            assert chosen is not None, "found where it does not fit"
+            subtract(left, chosen, need)
+            node_ids.append(node.node_id)
+            devices.append(tuple([(i, share) for i in chosen]))
+    return Placement(tuple(node_ids), tuple(devices))
+
+
+def reasons(ask: Ask, rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
+    """Why the gang does not fit into the rooms, a sentence per group."""
+    eligible = [r for r in rooms if _eligible(ask, r)]
+    if not eligible:
+        where = f"group {ask.group}" if ask.group else "the cluster"
+        what = f" with {' or '.join(ask.accelerators)}" if ask.accelerators else ""
+        what += f" on {ask.market}" if ask.market else ""
+        what += f" named {' or '.join(ask.nodes)}" if ask.nodes else ""
+        return (f"{where} has no node{what} that takes work now",)
+    told: list[str] = []
+    for group in sorted({r.group for r in eligible}):
+        members = [r for r in eligible if r.group == group]
+        n = sum(bundles_on(r, ask.bundle, ask.count) for r in members)
+        told.append(
+            f"group {group}: {min(n, ask.count)} of {ask.count} fit now ({describe_bundle(ask.bundle)} each; "
+            f"free on {len(members)} node{'s' if len(members) > 1 else ''}: {describe_free(ask.bundle, members)})"
         )
-
-
-def room_of(
-    node_id: str,
-    group: str,
-    shape: NodeShape,
-    available: tuple[float, float, float],
-    held: Sequence[Held] = (),
-    name: str = "",
-) -> NodeRoom:
-    """The room of a live node from what Ray says is `available` (GPUs, CPUs, GiB) and what we hold there.
-
-    Ray's figures lag a little behind ours, so each resource is the smaller of "total less ours" and "Ray's less what
-    Ray does not know of yet". What is missing beyond ours is foreign (an AReaL run of its own): whole GPUs of it take
-    whole devices.
-    """
-    available_gpus, available_cpus, available_memory_gib = available
-    gpus = _all_devices(shape.gpus)
-    for h in held:
-        gpus = _without(gpus, h.devices)
-    seen_by_ray = sum(h.bundle.gpus for h in held if h.reserved)
-    foreign = shape.gpus - available_gpus - seen_by_ray
-    if foreign > EPS:
-        gpus = _take_foreign(gpus, foreign)
-    pending_cpus = sum(h.bundle.cpus for h in held if not h.reserved)
-    pending_gib = sum(h.bundle.memory_gib for h in held if not h.reserved)
-    cpus = min(shape.cpus - sum(h.bundle.cpus for h in held), available_cpus - pending_cpus)
-    gib = min(shape.memory_gib - sum(h.bundle.memory_gib for h in held), available_memory_gib - pending_gib)
-    cpus, gib = max(0.0, cpus), max(0.0, gib)
-    return NodeRoom(node_id, group, gpus, cpus, gib, shape.accelerator, shape.gpus > 0, name)
-
-
-def empty_room(node_id: str, group: str, shape: NodeShape) -> NodeRoom:
-    """The room of a node that nothing runs on."""
-    return room_of(node_id, group, shape, (shape.gpus, shape.cpus, shape.memory_gib))
-
-
-def describe(ask: Ask) -> str:
-    """`4 bundles of 2 GPUs, 1 CPU`."""
-    return f"{ask.count} bundle{'s' if ask.count > 1 else ''} of {describe_bundle(ask.bundle)}"
-
-
-def describe_bundle(bundle: Bundle) -> str:
-    """`2 GPUs, 1 CPU, 8 GiB`."""
-    parts: list[str] = []
-    if bundle.gpus:
-        parts.append(f"{bundle.gpus:g} GPU{'s' if bundle.gpus > 1 else ''}")
-    if bundle.cpus:
-        parts.append(f"{bundle.cpus:g} CPU{'s' if bundle.cpus != 1 else ''}")
-    if bundle.memory_gib:
-        parts.append(format_gib(bundle.memory_gib))
-    return ", ".join(parts) or "nothing"
+    return tuple(told)
 
 
 # ---------------------------------------------------------------- how
 
 
 def _eligible(ask: Ask, room: NodeRoom) -> bool:
-    if ask.group is None and room.group == HEAD_GROUP:
-        return False  # the head keeps the cluster: work goes there only when it is asked for by name
-    if ask.group is not None and room.group != ask.group:
+    if (ask.group is None and room.group == HEAD_GROUP) or ask.group not in (None, room.group):
+        return False
+    if ask.market not in (None, room.market) or (ask.nodes and not {room.name, room.node_id} & set(ask.nodes)):
         return False
     return accelerator_matches(ask, room.accelerator)
 
 
-def accelerator_matches(ask: Ask, accelerator: str | None) -> bool:
-    """Whether a node with that accelerator may take the gang."""
-    wanted = {a.lower() for a in ask.accelerators}
-    return not wanted or (accelerator or "").lower() in wanted
+def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
+    """An index of the nodes with these names or ids alone."""
+    some = RoomIndex()
+    for node in index.nodes.values():
+        if node.node_id in names or node.order[0] in names:
+            shelf = some.shelves.setdefault(node.shelf.key, Shelf(*node.shelf.key))
+            twin = some.nodes[node.node_id] = Node.__new__(Node)
+            for slot in Node.__slots__:
+                setattr(twin, slot, getattr(node, slot))
+            twin.shelf, twin.bucket = shelf, None
+            shelf.move(twin, shelf.bucket_of(twin))
+    return some
 
 
-def _candidate_sets(ask: Ask, rooms: Sequence[NodeRoom]) -> list[list[NodeRoom]]:
-    sets: dict[tuple[str, str], list[NodeRoom]] = {}
-    groups: dict[str, list[NodeRoom]] = {}
-    for room in rooms:
-        if _eligible(ask, room):
-            sets.setdefault((room.group, room.accelerator or ""), []).append(room)
-            groups.setdefault(room.group, []).append(room)
-    mixed = [whole for name, whole in groups.items() if sum(1 for key in sets if key[0] == name) > 1]
-    return [*sets.values(), *mixed]
+def _find(index: RoomIndex, ask: Ask, allow: Allow | None, least: int) -> Nodes | dict[str, int]:
+    need = need_of(ask.bundle)
+    shelves = index.eligible(ask)
+    if ask.count == 1:
+        return _find_one(shelves, need, ask, allow)
+    groups: dict[str, list[tuple[int, Shelf]]] = {}
+    for preference, shelf in shelves:
+        groups.setdefault(shelf.group, []).append((preference, shelf))
+    most = dict.fromkeys(groups, 0)
+    alone = [[s] for s in shelves]
+    together = [members for members in groups.values() if len(members) > 1]
+    for sets in (alone, together):
+        best: tuple[tuple[object, ...], Nodes] | None = None
+        for shelf_set in sets:
+            buckets = [b for _, shelf in shelf_set for b in shelf.fitting(need, ask.market, allow)]
+            if len(shelf_set) > 1:
+                is_gpu = {id(b): need.gpus == 0 and shelf.is_gpu for _, shelf in shelf_set for b in shelf.live()}
+                buckets.sort(key=lambda b: (is_gpu[id(b)], b.key))
+            found = _pack(buckets, need, ask)
+            if isinstance(found, int):
+                group = shelf_set[0][1].group
+                most[group] = max(most[group], found)
+                continue
+            rank = _rank(found, shelf_set, need, ask)
+            if best is None or rank < best[0]:  # type: ignore[operator]
+                best = (rank, found)
+        if best is not None:
+            return best[1]
+    fewer = max(most.values(), default=0)
+    if least and fewer >= least:
+        return _find(index, replace(ask, count=fewer), allow, 0)
+    return most
 
 
-def _pack(ask: Ask, rooms: Sequence[NodeRoom]) -> Placement | None:
-    """Like bundles into rooms: the node that takes all that is left and fits tightest, else the one that takes most."""
-    capacity = {r.node_id: bundles_on(r, ask.bundle, ask.count) for r in rooms}
-    if sum(capacity.values()) < ask.count:
-        return None
-    left = ask.count
-    open_rooms = {r.node_id: r for r in rooms if capacity[r.node_id]}
-    node_ids: list[str] = []
-    devices: list[tuple[DeviceShare, ...]] = []
-    while left:
-
-        def order(r: NodeRoom, left: int = left) -> tuple[object, ...]:
-            c = capacity[r.node_id]
-            gpu_last = ask.bundle.gpus == 0 and r.is_gpu_node
-            return (gpu_last, c < left, c if c >= left else -c, r.free_gpus, r.cpus, r.name, r.node_id)
-
-        room = min(open_rooms.values(), key=order)  # type: ignore[arg-type]
-        del open_rooms[room.node_id]
-        for _ in range(min(left, capacity[room.node_id])):
-            taken = take(room, ask.bundle)
-            assert taken is not None
-            room, shares = taken
-            node_ids.append(room.node_id)
-            devices.append(shares)
-            left -= 1
-    return Placement(tuple(node_ids), tuple(devices))
+def _rank(found: Nodes, shelf_set: Sequence[tuple[int, Shelf]], need: Need, ask: Ask) -> tuple[object, ...]:
+    """Lower is better, among sets of nodes that all hold the gang."""
+    preferences = {shelf.key: preference for preference, shelf in shelf_set}
+    used = {node.shelf.key for node, _ in found}
+    return (
+        # work without GPUs first looks for nodes without GPUs
+        need.gpus == 0 and any(is_gpu for _, _, is_gpu in used),
+        max(preferences[key] for key in used),
+        len({accelerator for _, accelerator, _ in used}),
+        -len(found) if ask.strategy == "spread" else len(found),
+        sum(node.bucket.total for node, _ in found if node.bucket),
+        sum(node.cpus for node, _ in found),
+        shelf_set[0][1].key,
+    )
 
 
-def bundles_on(room: NodeRoom, bundle: Bundle, limit: int) -> int:
-    n = 0
-    while n < limit:
-        taken = take(room, bundle)
-        if taken is None:
+def _find_one(
+    shelves: Iterable[tuple[int, Shelf]], need: Need, ask: Ask, allow: Allow | None
+) -> Nodes | dict[str, int]:
+    best: tuple[tuple[object, ...], Bucket] | None = None
+    for preference, shelf in shelves:
+        for bucket in shelf.fitting(need, ask.market, allow):
+            breaks = bool(need.part) and bucket.partial < need.part
+            rank = (need.gpus == 0 and shelf.is_gpu, preference, breaks, bucket.total, bucket.cpus, shelf.key)
+            if best is None or rank < best[0]:  # type: ignore[operator]
+                best = (rank, bucket)
             break
-        room = taken[0]
-        n += 1
-    return n
+    return [(best[1].first()[0], 1)] if best else {}
 
 
-def _all_devices(gpus: float) -> tuple[float, ...]:
-    whole = int(gpus + EPS)
-    rest = gpus - whole
-    return (1.0,) * whole + ((rest,) if rest > EPS else ())
+def _pack(buckets: Sequence[Bucket], need: Need, ask: Ask) -> Nodes | int:
+    """Like bundles into nodes, tightest first; how many fit at most when that is too few.
+
+    Packed: the tightest node that takes all that is left, else the one that takes most.
+    """
+    room = [(b.capacity(need), b) for b in buckets]
+    most = sum(capacity * len(b.members) for capacity, b in room)
+    left = ask.count
+    if most < left:
+        return most
+    if ask.strategy == "spread":
+        return _spread(room, left)
+    taken: dict[int, int] = {}  # nodes per bucket, in the order of their first use
+    full = list[tuple[int, int, int]]()  # (bucket, nodes, bundles on each)
+    while left:
+        best = -1
+        for i, (capacity, b) in enumerate(room):
+            if taken.get(i, 0) == len(b.members):
+                continue
+            if capacity >= left:
+                best = i
+                break
+            if best < 0 or capacity > room[best][0]:
+                best = i
+        capacity, b = room[best]
+        each = min(capacity, left)
+        n = min(left // each, len(b.members) - taken.get(best, 0))
+        full.append((best, n, each))
+        taken[best] = taken.get(best, 0) + n
+        left -= n * each
+    nodes = {i: iter(room[i][1].first(n)) for i, n in taken.items()}
+    return [(next(nodes[i]), each) for i, n, each in full for _ in range(n)]
 
 
-def _devices_for(free: Sequence[float], gpus: float) -> tuple[DeviceShare, ...] | None:
-    if gpus <= 0:
-        return ()
-    if gpus < 1 - EPS:
-        fitting = [(share, i) for i, share in enumerate(free) if share + EPS >= gpus]
-        return ((min(fitting)[1], gpus),) if fitting else None
-    whole = [i for i, share in enumerate(free) if share >= 1 - EPS][: round(gpus)]
-    return tuple((i, 1.0) for i in whole) if len(whole) == round(gpus) else None
-
-
-def _without(free: tuple[float, ...], shares: Sequence[DeviceShare]) -> tuple[float, ...]:
-    left = list(free)
-    for i, share in shares:
-        if i < len(left):
-            left[i] = max(0.0, left[i] - share)
-    return tuple(0.0 if x < EPS else x for x in left)
-
-
-def _take_foreign(free: tuple[float, ...], gpus: float) -> tuple[float, ...]:
-    whole, rest = int(gpus + EPS), gpus - int(gpus + EPS)
-    left = list(free)
-    # Whole devices first; where none is whole any more, eat shares: rather too little free than too much.
-    for i in sorted(range(len(left)), key=lambda i: (-left[i], i))[:whole]:
-        left[i] = 0.0
-    shares = _devices_for(left, rest) if rest > EPS else ()
-    if shares is None:
-        shares = ((max(range(len(left)), key=lambda i: left[i]), rest),) if left else ()
-    return _without(tuple(left), shares)
-
-
-def _reasons(ask: Ask, rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
-    eligible = [r for r in rooms if _eligible(ask, r)]
-    if not eligible:
-        where = f"group {ask.group}" if ask.group else "the cluster"
-        what = f" with {' or '.join(ask.accelerators)}" if ask.accelerators else ""
-        return (f"{where} has no node{what} that takes work now",)
-    reasons: list[str] = []
-    for group in sorted({r.group for r in eligible}):
-        members = [r for r in eligible if r.group == group]
-        n = sum(bundles_on(r, ask.bundle, ask.count) for r in members)
-        free = Bundle(
-            sum(r.free_gpus for r in members), sum(r.cpus for r in members), sum(r.memory_gib for r in members)
-        )
-        reasons.append(
-            f"group {group}: {n} of {ask.count} fit now ({describe_bundle(ask.bundle)} each; "
-            f"free on {len(members)} node{'s' if len(members) > 1 else ''}: {_free(ask.bundle, free)})"
-        )
-    return tuple(reasons)
-
-
-def _free(wanted: Bundle, free: Bundle) -> str:
-    parts: list[str] = []
-    if wanted.gpus:
-        parts.append(f"{free.gpus:g} GPUs")
-    if wanted.cpus:
-        parts.append(f"{free.cpus:g} CPUs")
-    if wanted.memory_gib:
-        parts.append(format_gib(free.memory_gib))
-    return ", ".join(parts)
+def _spread(room: Sequence[tuple[int, Bucket]], count: int) -> Nodes:
+    nodes = [(node, capacity) for capacity, b in room for node in b.first(count)]
+    bundles = [0] * len(nodes)
+    left = count
+    while left:
+        for i, (_, capacity) in enumerate(nodes):
+            if left and bundles[i] < capacity:
+                bundles[i] += 1
+                left -= 1
+    return [(node, n) for (node, _), n in zip(nodes, bundles, strict=True) if n]

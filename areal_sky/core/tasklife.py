@@ -1,4 +1,4 @@
-"""The life of a task: the record that is the fold of its events, and what to do when ranks end.
+"""The life of a task: the record that is the fold of its events.
 
     QUEUED --Placed--> PLACED --Starting, Started--> RUNNING --Ended--> SUCCEEDED | FAILED | CANCELLED
        ^                  |                            |
@@ -6,41 +6,41 @@
 
 A task runs in attempts. An attempt's gang (`gang_id`) is placed once and started once: after a crash between
 `Starting` and `Started` the gang is taken over if all of it runs, else the task goes on with a new attempt.
+What follows from ended ranks is core/taskverdict.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from areal_sky.core.model import TASK_ENDED, TaskSpec, TaskState
+from areal_sky.core.failures import POISON_RUNS, Failure, signature
+from areal_sky.core.model import Bundle
 from areal_sky.core.taskevents import (
+    Checkpointed,
     Draining,
     Ended,
     Fact,
+    NodeAvoided,
+    NodeFact,
+    OutOfMemory,
+    PhaseChanged,
     Place,
     Placed,
     RankExited,
     Requeued,
+    Shrinking,
+    Shrunk,
     Started,
     Starting,
     StopKind,
     Stopping,
     Submitted,
     TaskEvent,
-    where,
+    Warned,
 )
+from areal_sky.core.taskmodel import TASK_ENDED, TaskSpec, TaskState
 from areal_sky.errors import StateError
-
-# A node's death is noticed by Ray up to about 9 s after its processes vanish (a hung node, tuned health checks).
-SETTLE_S = 10.0
-# How long after SIGKILL a rank may stay silent before its runner is taken for gone.
-SILENT_S = 30.0
-_SIGTERM_OR_KILL = frozenset({-9, -15, 137, 143})
-
-
-# ---------------------------------------------------------------- the record: fold of the events
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,16 @@ class RankEnd:
     lost: str
     t_s: float
     tail: str = ""
+    oom: OutOfMemory = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """All that is known of one task. `retries` counts own failures; `attempt` counts placements from 1."""
+    """All that is known of one task. `retries` counts own failures; `attempt` counts placements from 1.
+
+    `served_s` is how long its runs before this one were running, `lost_s` how much of that was done again or is to be
+    (since the latest checkpoint of each), `preempted` how often others took its place. `failures` are its latest own.
+    """
 
     task_id: str
     number: int
@@ -66,6 +71,7 @@ class TaskRecord:
     attempt: int = 0
     retries: int = 0
     places: tuple[Place, ...] = ()
+    claim: tuple[Place, ...] = ()  # kept for what a driver makes itself, one GPU each
     starting: bool = False
     first_started_s: float | None = None
     started_s: float | None = None
@@ -75,6 +81,19 @@ class TaskRecord:
     stop_reason: str = ""
     stop_s: float | None = None
     placed_s: float | None = None  # when this attempt took its resources
+    not_before_s: float = 0.0
+    larger_bundle: Bundle | None = None  # what it asks for after memory ran out
+    larger_accelerators: tuple[str, ...] = ()
+    checkpoint_s: float | None = None
+    leaving: tuple[int, ...] = ()  # ranks that are told to end while the others run on
+    leaving_s: float | None = None
+    gone: tuple[int, ...] = ()  # ranks that have done so
+    phase: str = ""
+    phase_low: bool = False
+    served_s: float = 0.0
+    lost_s: float = 0.0
+    preempted: int = 0
+    failures: tuple[Failure, ...] = ()
 
     @property
     def gang_id(self) -> str:
@@ -88,7 +107,43 @@ class TaskRecord:
     @property
     def holds(self) -> bool:
         """Whether it holds resources."""
-        return self.state in (TaskState.PLACED, TaskState.RUNNING)
+        return self.state is TaskState.PLACED or self.state is TaskState.RUNNING
+
+    @property
+    def world(self) -> tuple[int, ...]:
+        """The ranks that are to run: all that were placed, less those that were given up."""
+        return tuple(r for r in range(len(self.places)) if r not in self.leaving and r not in self.gone)
+
+    @property
+    def all_nodes(self) -> tuple[str, ...]:
+        """The nodes of its places and of what is kept for it."""
+        return tuple(dict.fromkeys(p.node_id for p in (*self.places, *self.claim)))
+
+    @property
+    def held(self) -> tuple[Place, ...]:
+        """Where it holds resources."""
+        return tuple(p for r, p in enumerate(self.places) if r not in self.gone) if self.gone else self.places
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it may run with fewer bundles than it asks for."""
+        return self.spec.fewest_bundles < self.spec.bundles
+
+    @property
+    def bundle(self) -> Bundle:
+        """What each of its ranks asks for now."""
+        return self.larger_bundle or self.spec.bundle
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        """The accelerators that it may run on now; empty: any."""
+        return self.larger_accelerators or self.spec.accelerators
+
+    def unsaved_s(self, now_s: float) -> float:
+        """How much of its running time a stop at `now_s` would lose."""
+        if self.started_s is None:
+            return 0.0
+        return max(0.0, now_s - max(self.started_s, self.checkpoint_s or 0.0))
 
 
 def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
@@ -98,43 +153,89 @@ def apply(record: TaskRecord | None, event: TaskEvent) -> TaskRecord:
         if record is not None:
             raise _illegal(record, fact)
         return TaskRecord(event.task_id, fact.number, fact.spec, submitted_s=t_s, since_s=t_s)
-    if record is None or record.ended or isinstance(fact, Draining):
+    if record is None or record.ended:
         raise _illegal(record, fact)
     match fact:
+        case Warned():
+            return record
         case Placed() if record.state is TaskState.QUEUED:
             return replace(
                 record, state=TaskState.PLACED, since_s=t_s, reason="", attempt=fact.attempt, places=fact.places,
-                starting=False, exits=(), stop=None, stop_reason="", stop_s=None, started_s=None, placed_s=t_s,
+                claim=fact.claim, placed_s=t_s, **_CLEAN,
             )  # fmt: skip
         case Starting() if record.state is TaskState.PLACED:
             return replace(record, starting=True)
         case Started() if record.state is TaskState.PLACED:
             first = t_s if record.first_started_s is None else record.first_started_s
             return replace(
-                record,
-                state=TaskState.RUNNING,
-                since_s=t_s,
-                starting=False,
-                started_s=t_s,
-                first_started_s=first,
+                record, state=TaskState.RUNNING, since_s=t_s, starting=False, started_s=t_s, first_started_s=first
             )
         case RankExited() if record.holds:
-            end = RankEnd(fact.rank, fact.code, fact.lost, t_s, fact.tail)
+            end = RankEnd(fact.rank, fact.code, fact.lost, t_s, fact.tail, fact.oom)
             return replace(record, exits=(*(e for e in record.exits if e.rank != fact.rank), end))
         case Stopping() if record.holds:
             since_s = t_s if record.stop_s is None else record.stop_s
             return replace(record, stop=fact.kind, stop_reason=fact.reason, stop_s=since_s)
+        case Shrinking() if record.holds:
+            leaving = tuple(sorted({*record.leaving, *fact.ranks}))
+            return replace(record, leaving=leaving, leaving_s=t_s)
+        case Shrunk() if record.holds:
+            left = tuple(r for r in record.leaving if r not in fact.ranks)
+            gone = tuple(sorted({*record.gone, *fact.ranks}))
+            # What the others hold is counted anew from here on.
+            return replace(record, leaving=left, gone=gone, placed_s=t_s, leaving_s=record.leaving_s if left else None)
+        case Checkpointed() if record.holds:
+            return replace(record, checkpoint_s=t_s)
+        case PhaseChanged() if record.holds:
+            return replace(record, phase=fact.name, phase_low=fact.low)
         case Requeued() if record.holds:
             return replace(
-                record, state=TaskState.QUEUED, since_s=t_s, reason=fact.reason, places=(), starting=False, exits=(),
-                stop=None, stop_reason="", stop_s=None, retries=record.retries + fact.counted, started_s=None,
+                record, state=TaskState.QUEUED, since_s=t_s, reason=fact.reason, places=(), claim=(),
+                retries=record.retries + fact.counted, not_before_s=fact.not_before_s,
+                larger_bundle=fact.bundle or record.larger_bundle,
+                larger_accelerators=fact.accelerators or record.larger_accelerators,
+                served_s=record.served_s + _ran_s(record, t_s), lost_s=record.lost_s + record.unsaved_s(t_s),
+                preempted=record.preempted + (record.stop == "preempt"),
+                failures=_failures(record) if fact.counted else record.failures, **_CLEAN,
             )  # fmt: skip
         case Ended():
             return replace(
-                record, state=fact.state, since_s=t_s, ended_s=t_s, reason=fact.reason, starting=False
-            )
+                record, state=fact.state, since_s=t_s, ended_s=t_s, reason=fact.reason, starting=False,
+                served_s=record.served_s + _ran_s(record, t_s),
+            )  # fmt: skip
         case _:
             raise _illegal(record, fact)
+
+
+# What an attempt begins without.
+_CLEAN = {
+    "starting": False, "exits": (), "stop": None, "stop_reason": "", "stop_s": None, "started_s": None,
+    "checkpoint_s": None, "phase": "", "phase_low": False, "leaving": (), "leaving_s": None, "gone": (),
+}  # fmt: skip
+
+
+def first_failure(record: TaskRecord) -> RankEnd | None:
+    """The rank that failed first in this attempt; the others may only echo it."""
+    world = set(record.world)
+    failed = (e for e in record.exits if e.code != 0 and e.rank in world)
+    return min(failed, key=lambda e: (e.t_s, e.rank), default=None)
+
+
+def failed_on(record: TaskRecord) -> Failure | None:
+    """This attempt's failure and where it came first; None while no rank has failed."""
+    first = first_failure(record)
+    if first is None or first.rank >= len(record.places):
+        return None
+    return Failure(record.places[first.rank].node_id, signature(first.code, first.tail, first.oom))
+
+
+def _failures(record: TaskRecord) -> tuple[Failure, ...]:
+    latest = failed_on(record)
+    return record.failures if latest is None else (*record.failures, latest)[-POISON_RUNS:]
+
+
+def _ran_s(record: TaskRecord, until_s: float) -> float:
+    return 0.0 if record.started_s is None else max(0.0, until_s - record.started_s)
 
 
 def _illegal(record: TaskRecord | None, fact: Fact) -> StateError:
@@ -143,101 +244,13 @@ def _illegal(record: TaskRecord | None, fact: Fact) -> StateError:
     return StateError(f"{name}: {type(fact).__name__} cannot happen to it in state {state}")
 
 
-# ---------------------------------------------------------------- what follows from ended ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to decide yet."""
-
-
-Verdict = Wait | Stopping | Requeued | Ended
-
-
-def verdict(record: TaskRecord, dead_nodes: Collection[str], now_s: float, grace_s: float) -> Verdict:
-    """What becomes of a running task whose ranks have ended or whose nodes have died.
-
-    The loss of a node is nobody's failure: the task is requeued and no retry is counted. A failure that may be the
-    echo of a dying node (a killed process, a vanished runner) is judged only after SETTLE_S.
-    """
-    ends = {e.rank: e for e in record.exits}
-    dead = {r for r, p in enumerate(record.places) if p.node_id in dead_nodes}
-    finished = {r for r, e in ends.items() if e.code == 0}
-    world = range(len(record.places))
-    lost = sorted(dead - finished)
-    bad = sorted(r for r, e in ends.items() if e.code != 0)
-    if record.stop is None:
-        if len(finished) == len(world):
-            return Ended(TaskState.SUCCEEDED)
-        if lost:
-            return Stopping("lost", f"node {record.places[lost[0]]} died under rank {lost[0]}")
-        if bad:
-            return Stopping("failed", _why_failed(ends[min(bad, key=lambda r: (ends[r].t_s, r))]))
-        return Wait()
-
-    silent = [r for r in world if r not in ends and r not in dead]
-    given_up = record.stop_s is not None and now_s > record.stop_s + grace_s + SILENT_S
-    if silent and not given_up:
-        return Wait()
-    if record.stop == "cancel":
-        return Ended(TaskState.CANCELLED, record.stop_reason)
-    if record.stop in ("evict", "lost"):
-        return Requeued(record.stop_reason, counted=False)
-    if lost:
-        return Requeued(f"node {record.places[lost[0]]} died under rank {lost[0]}", counted=False)
-    first_bad = min((ends[r] for r in bad), key=lambda e: e.t_s, default=None)
-    echo = any(ends[r].code is None for r in bad) or (first_bad and first_bad.code in _SIGTERM_OR_KILL)
-    if echo and first_bad and now_s < first_bad.t_s + SETTLE_S:
-        return Wait()
-    if record.retries < record.spec.max_retries:
-        return Requeued(
-            f"{record.stop_reason}; retry {record.retries + 1} of {record.spec.max_retries}", True
-        )
-    return Ended(TaskState.FAILED, record.stop_reason)
-
-
-def _why_failed(e: RankEnd) -> str:
-    if e.code is None:
-        return f"rank {e.rank} was lost: {e.lost or 'its runner died'}"
-    if e.code < 0:
-        how = f"was killed by signal {-e.code}"
-    elif e.code == 127:
-        how = "ended with exit code 127 (command not found)"
-    else:
-        how = f"ended with exit code {e.code}"
-    return f"rank {e.rank} {how}" + (f": {e.tail}" if e.tail else "")
-
-
-def fold(events: Collection[TaskEvent]) -> tuple[dict[str, TaskRecord], tuple[Draining, ...]]:
-    """Records by task id and all drains, from every event in order."""
+def fold(events: Iterable[TaskEvent]) -> tuple[dict[str, TaskRecord], tuple[NodeFact, ...]]:
+    """Records by task id and all facts about nodes, from every event in order."""
     records: dict[str, TaskRecord] = {}
-    drains: list[Draining] = []
+    nodes: list[NodeFact] = []
     for e in events:
-        if isinstance(e.fact, Draining):
-            drains.append(e.fact)
+        if isinstance(e.fact, Draining | NodeAvoided):
+            nodes.append(e.fact)
         else:
             records[e.task_id] = apply(records.get(e.task_id), e)
-    return records, tuple(drains)
-
-
-def view(record: TaskRecord, *, weight: float, score: float | None, reason: str, metrics: Mapping[str, float],
-         now_s: float) -> dict[str, Any]:  # fmt: skip
-    """A task as JSON: what GET /v1/tasks answers. Times in Unix seconds, durations in seconds."""
-    spec = record.spec
-    until_s = record.ended_s if record.ended_s is not None else now_s
-    waited_to_s = record.first_started_s if record.first_started_s is not None else until_s
-    return {
-        "task_id": record.task_id, "number": record.number, "name": spec.name, "kind": spec.kind,
-        "model": spec.model, "model_type": spec.model_type, "state": record.state.value, "reason": reason,
-        "priority": spec.priority, "weight": weight, "score": score, "group": spec.group,
-        "accelerators": list(spec.accelerators), "bundles": spec.bundles, "bundle": asdict(spec.bundle),
-        "command": spec.command or "(Python callable)", "deadline_s": spec.deadline_s,
-        "attempt": record.attempt, "retries": record.retries, "max_retries": spec.max_retries,
-        "submitted_s": record.submitted_s, "started_s": record.started_s, "ended_s": record.ended_s,
-        "waiting_s": max(0.0, waited_to_s - record.submitted_s),
-        "running_s": None if record.started_s is None else max(0.0, until_s - record.started_s),
-        "places": [{"node_id": p.node_id, "replica": p.replica, "index": p.index} for p in record.places],
-        "where": where(record.places),
-        "exit_codes": {str(e.rank): e.code for e in sorted(record.exits, key=lambda e: e.rank)},
-        "metrics": dict(metrics),
-    }  # fmt: skip
+    return records, tuple(nodes)

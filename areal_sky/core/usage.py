@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from areal_sky.core import tasklife
-from areal_sky.core.taskevents import Draining, TaskEvent
+from areal_sky.core.taskevents import Draining, NodeAvoided, TaskEvent
 from areal_sky.core.tasklife import TaskRecord
 from areal_sky.errors import Unreachable
 
@@ -55,8 +55,8 @@ def holds(record: TaskRecord, until_s: float | None) -> tuple[Hold, ...]:
     if not record.holds or record.placed_s is None:
         return ()
     by_node: dict[tuple[str, int], Hold] = {}
-    bundle, spec = record.spec.bundle, record.spec
-    for p in record.places:
+    bundle, spec = record.bundle, record.spec
+    for p in record.held:
         node = (p.replica, p.index)
         known = by_node.get(node)
         if known is not None:
@@ -66,13 +66,22 @@ def holds(record: TaskRecord, until_s: float | None) -> tuple[Hold, ...]:
             record.task_id, record.attempt, spec.name, spec.kind, p.replica, p.index, bundle.gpus, bundle.cpus,
             p.node_gpus, p.node_cpus, record.placed_s, until_s,
         )  # fmt: skip
+    for p in record.claim:
+        node, gpus = (p.replica, p.index), sum(share for _, share in p.devices)
+        known = by_node.get(node)
+        by_node[node] = Hold(
+            record.task_id, record.attempt, spec.name, spec.kind, p.replica, p.index, gpus, 0.0, p.node_gpus,
+            p.node_cpus, record.placed_s, until_s,
+        ) if known is None else replace(known, gpus=known.gpus + gpus)  # fmt: skip
     return tuple(by_node.values())
 
 
 def released(before: TaskRecord | None, after: TaskRecord) -> tuple[Hold, ...]:
     """The holds that ended with the step from `before` to `after`."""
-    if before is None or not before.holds or after.holds:
+    if before is None or not before.holds or (after.holds and before.held == after.held):
         return ()
+    if after.holds:  # an elastic gang has become smaller: a new entry begins
+        return holds(before, after.placed_s)
     return holds(before, after.since_s)
 
 
@@ -81,7 +90,7 @@ def past_holds(events: Iterable[TaskEvent]) -> list[Hold]:
     records: dict[str, TaskRecord] = {}
     past: list[Hold] = []
     for e in events:
-        if isinstance(e.fact, Draining):
+        if isinstance(e.fact, Draining | NodeAvoided):
             continue
         before = records.get(e.task_id)
         records[e.task_id] = tasklife.apply(before, e)

@@ -3,50 +3,55 @@
 One thread ticks and is the only one that talks to Ray; all records are read and written under one lock. Each step is
 recorded before it is taken (Placed, then reserve; Starting, then start; Stopping, then kill; Ended, then release),
 and taking it again is harmless, so a new process goes on where a killed one stopped.
-
-Order: by score (core/queueing). Smaller or lower tasks may pass a gang that does not fit. Once a gang has waited
-HOLD_AFTER_S and would fit if the tasks on the live nodes ended, just enough nodes for it are held back from tasks
-behind it, until it is placed: no gang starves.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RankStart, RayCluster
-from areal_sky.core import tasklife, usage
-from areal_sky.core.model import TaskSpec, TaskState
+from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RayCluster
+from areal_sky.core.admission import Decision, Preempt, Shrink
+from areal_sky.core.admission import Place as PlaceDecision
+from areal_sky.core.failures import backoff_s, last_line, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.placement import Ask, NodeRoom, NoFit, Placement, fit, occupy
-from areal_sky.core.queueing import Waiting, in_order
+from areal_sky.core.queueing import OrderPolicy
+from areal_sky.core.stopwatch import Stopwatch
 from areal_sky.core.taskevents import (
     Ended,
-    Fact,
-    Place,
-    Placed,
     RankExited,
     Requeued,
+    Shrinking,
+    Shrunk,
     Started,
     Starting,
     Stopping,
     TaskEvent,
+    TaskFact,
 )
 from areal_sky.core.tasklife import TaskRecord
-from areal_sky.errors import ArealSkyError
+from areal_sky.core.taskmodel import TaskState
+from areal_sky.core.taskverdict import Verdict, overdue, shrunk, verdict
+from areal_sky.errors import StateError
+from areal_sky.run.admitting import MIN_RUNTIME_S, Admitting
+from areal_sky.run.gangs import Gangs
+from areal_sky.run.health import NodeHealth
 from areal_sky.run.journal import Journal
+from areal_sky.run.lending import borrowers, lent_devices, may_lend, placed
+from areal_sky.run.metricbook import MetricBook
 from areal_sky.run.nodebook import LoadSource, NodeBook
+from areal_sky.run.peaks import PeakBook
+from areal_sky.run.pending import Pending, jitter
+from areal_sky.run.taskbook import TaskBook
 from areal_sky.run.tasklogs import TaskLogs
 
-log = logging.getLogger(__name__)
-
-HOLD_AFTER_S = 300.0
 GRACE_S = 10.0  # from SIGTERM to SIGKILL
 RESERVE_S = 30.0  # how long Ray may take to reserve what we saw free, before the task waits again
+START_S = 120.0  # how long runners may take to say that they run: Python has to start, on a busy node
+RESERVE_BACKOFF_S = 5.0
 
 
 class Dispatch:
@@ -62,93 +67,85 @@ class Dispatch:
         *,
         logs: TaskLogs | None = None,
         grace_s: float = GRACE_S,
+        order: OrderPolicy | None = None,
+        min_runtime_s: float = MIN_RUNTIME_S,
+        jitter: Callable[[], float] = jitter,
+        steady: Callable[[], float] | None = None,
     ):
-        """Reads the journal. Raises StateError."""
+        """Reads the journal; raises StateError. `jitter`: factor of each pause. `steady`: a clock that never jumps."""
         self.head_env = head_env
         self.grace_s = grace_s
-        self._ray = ray
         self._journal = journal
         self._clock = clock
         self._hub = hub
+        self._jitter = jitter
+        self._steady, self._watch = steady, Stopwatch()
         self._logs = logs or TaskLogs(Path(head_env.state_dir).expanduser() / "logs")
-        self._weights = dict(head_env.weights)
-        self._model_types = dict(head_env.models)
         self._lock = threading.RLock()
+        self._tasks = TaskBook(journal, clock.now())
         self._book = NodeBook(head_env.groups)
-        events = journal.read()
-        self._records, drains = tasklife.fold(events)
-        self._past_holds = usage.past_holds(events)
-        self._live = {t: r for t, r in self._records.items() if not r.ended}
-        for d in drains:
-            self._book.drain(d)
-        self._metrics: dict[str, dict[str, float]] = {}
-        for task_id, _, _, values in journal.metrics(limit=10_000):
-            self._metrics[task_id] = {**self._metrics.get(task_id, {}), **values}
-        self._metrics_due: list[tuple[str, float, int, Mapping[str, float]]] = []
-        self._why_waiting: dict[str, str] = {}
-        self._held_back: dict[str, frozenset[str]] = {}
-        self._exits_due: list[tuple[str, RankExit]] = []
-        # What this process has asked Ray for; a new process asks again.
+        for fact in self._tasks.node_facts:
+            self._book.note(fact)
+        self._admitting = Admitting(head_env, self._book, order, min_runtime_s)
+        self._health = NodeHealth(self._book, head_env)
+        self._gangs = Gangs(ray)
+        self._metrics = MetricBook(journal)
+        self._peaks = PeakBook(head_env, hub, self._metrics)
+        self.news = threading.Event()  # somebody asked for something: the next tick need not wait
         self._adopted = False
-        self._reserved: set[str] = set()
-        self._launched: set[str] = set()
-        self._killed: set[str] = set()
-        self._to_release: set[str] = set()
+        self._exits_due: list[tuple[str, RankExit]] = []
+        self._owed: list[Decision] = []  # decided, but not on disk yet
+        self._not_reserved: dict[str, int] = {}  # how often in a row Ray has not reserved for a task
+        self._pending = Pending(self._tasks)
+        for r in self._tasks.holding.values():
+            self._admitting.adopt(r)
+        for r in list(self._tasks.waiting.values()):
+            self._queue(r)
 
     # ---------------------------------------------------------------- the tick
 
     def tick(self, now_s: float) -> None:
         """Look at Ray, record what happened, decide, act. Raises Unreachable, StateError; the next tick goes on."""
+        self.news.clear()
+        self._watch.look(now_s if self._steady is None else self._steady())
         if not self._adopted:
             self._adopt(now_s)
-        self._exits_due += self._ray.exits()
-        nodes = self._ray.nodes()
+        nodes, exits, foreign = self._gangs.look(list(self._tasks.holding.values()))
+        self._exits_due += exits
         with self._lock:
-            if self._metrics_due:
-                self._journal.append_metrics(self._metrics_due)
-                self._metrics_due = []
-            self._book.observe(nodes, now_s)
+            self._metrics.write()
+            self._book.observe(nodes, now_s, foreign)
             self._take_exits(now_s)
             self._evict_overdue(now_s)
             self._judge(now_s)
+            self._settle(now_s)
             self._place(now_s)
         self._act(now_s)
 
     def _adopt(self, now_s: float) -> None:
         """Take over what an earlier process left in Ray; remove gangs that no live task knows."""
-        gangs = self._ray.gangs()
         with self._lock:
-            holding = [r for r in self._live.values() if r.holds]
-        for r in holding:
-            if r.state is TaskState.RUNNING:
-                self._ray.adopt(r.gang_id, r.spec.bundles)  # a missing runner comes up in exits()
-            elif r.starting:
-                # It may have been started, whole or in part, or not: only a whole gang is taken over.
-                whole = r.gang_id in gangs and self._ray.adopt(r.gang_id, r.spec.bundles)
-                with self._lock:
-                    if whole:
-                        self._record(TaskEvent(now_s, r.task_id, Started()))
-                    else:
-                        self._requeue(r, now_s, "the head was restarted while it was being started")
+            holding = list(self._tasks.holding.values())
+        broken = self._gangs.adopt(holding)
         with self._lock:
-            live = {r.gang_id for r in self._live.values() if r.holds}
-            self._to_release |= set(gangs) - live
+            for r in broken:
+                self._requeue(r, now_s, "the head was restarted while it was being started")
             self._adopted = True
 
     def _take_exits(self, now_s: float) -> None:
-        by_gang = {r.gang_id: r for r in self._live.values() if r.holds}
+        by_gang = {r.gang_id: r for r in self._tasks.holding.values()}
         events: list[TaskEvent] = []
         for gang_id, e in self._exits_due:
-            record = by_gang.get(gang_id)
-            if record is not None:
-                tail = self._logs.tail(record.task_id, record.attempt, e.rank) if e.code else ""
-                events.append(TaskEvent(now_s, record.task_id, RankExited(e.rank, e.code, e.lost, tail)))
+            if (record := by_gang.get(gang_id)) is not None:
+                words = self._logs.last_words(record.task_id, record.attempt, e.rank) if e.code != 0 else ""
+                fact = RankExited(e.rank, e.code, e.lost, last_line(words), out_of_memory(e.code, e.lost, words))
+                events.append(TaskEvent(now_s, record.task_id, fact))
         self._record(*events)
         self._exits_due = []
 
     def _evict_overdue(self, now_s: float) -> None:
-        for r in [r for r in self._live.values() if r.holds and r.stop is None]:
-            drains = [d for p in r.places if (d := self._book.drain_of(p.node_id)) and d.deadline_s <= now_s]
+        for r in [r for r in self._tasks.holding.values() if r.stop is None]:
+            drains = [d for n in r.all_nodes if (d := self._book.drain_of(n)) and d.deadline_s <= now_s]
             if drains:
                 reason = f"replica {drains[0].replica} is leaving: {drains[0].reason}"
                 if r.state is TaskState.PLACED and not r.starting:
@@ -157,119 +154,161 @@ class Dispatch:
                     self._record(TaskEvent(now_s, r.task_id, Stopping("evict", reason)))
 
     def _judge(self, now_s: float) -> None:
-        for r in [r for r in self._live.values() if r.holds]:
+        for task_id in list(self._tasks.holding):
+            r = self._tasks.holding[task_id]
+            if r.starting and self._gangs.all_up(r):
+                r = self._record(TaskEvent(now_s, task_id, Started()))[task_id]
             dead = self._book.dead_among(r)
-            if r.state is TaskState.RUNNING:
-                self._follow(r, tasklife.verdict(r, dead, now_s, self.grace_s), now_s)
-                continue
-            if dead:
+            if self._gangs.is_launched(r.gang_id):
+                late = self._overdue(r, now_s)
+                if isinstance(late, Stopping):
+                    r = self._record(TaskEvent(now_s, task_id, late))[task_id]
+                if r.starting and r.stop is None and now_s > r.since_s + RESERVE_S + START_S:
+                    self._requeue(r, now_s, f"its ranks did not start within {START_S:g} s")
+                    continue
+                if gone := shrunk(r, dead, now_s, self.grace_s):
+                    r = self._record(TaskEvent(now_s, task_id, Shrunk(gone)))[task_id]
+                    self._admitting.shrunk(task_id, gone, now_s)
+                self._lend(r, now_s)
+                self._follow(r, verdict(r, dead, now_s, self.grace_s, self._health.larger_accelerators(r)), now_s)
+            elif dead:
                 self._requeue(r, now_s, f"node {next(str(p) for p in r.places if p.node_id in dead)} died")
-            elif r.stop == "cancel" and r.gang_id not in self._launched:
-                self._end(r, now_s, Ended(TaskState.CANCELLED, r.stop_reason))
-            elif r.stop is not None and r.gang_id not in self._launched:
+            elif r.stop == "cancel":
+                self._leave(r, now_s, Ended(TaskState.CANCELLED, r.stop_reason))
+            elif r.stop is not None:
                 self._requeue(r, now_s, r.stop_reason)
-            elif r.gang_id not in self._launched and now_s > r.since_s + RESERVE_S:
-                self._requeue(r, now_s, f"Ray did not give it its resources within {RESERVE_S:g} s")
+            elif now_s > r.since_s + RESERVE_S:
+                n = self._not_reserved[task_id] = self._not_reserved.get(task_id, 0) + 1
+                wait_s = backoff_s(RESERVE_BACKOFF_S, n)
+                reason = f"Ray did not give it its resources within {RESERVE_S:g} s"
+                self._leave(r, now_s, Requeued(reason, counted=False, not_before_s=now_s + wait_s))
+        for r in list(self._tasks.waiting.values()):
+            if r.spec.total_timeout_s is not None and isinstance(late := self._overdue(r, now_s), Ended):
+                self._leave(r, now_s, late)
 
-    def _follow(self, r: TaskRecord, verdict: tasklife.Verdict, now_s: float) -> None:
-        match verdict:
+    def _overdue(self, r: TaskRecord, now_s: float) -> Stopping | Ended | None:
+        ran_s = self._watch.elapsed_s(r.gang_id, r.started_s, now_s)
+        return overdue(r, ran_s, self._watch.elapsed_s(r.task_id, r.first_started_s, now_s))
+
+    def _follow(self, r: TaskRecord, found: Verdict, now_s: float) -> None:
+        match found:
             case Stopping():
-                self._record(TaskEvent(now_s, r.task_id, verdict))
+                self._record(TaskEvent(now_s, r.task_id, found))
             case Requeued():
-                self._requeue(r, now_s, verdict.reason, counted=verdict.counted)
+                if found.counted:
+                    self._blame_node(r, now_s)
+                    wait_s = max(0.0, found.not_before_s - now_s) * self._jitter()
+                    found = replace(found, not_before_s=now_s + wait_s if wait_s else 0.0)
+                self._leave(r, now_s, self._health.if_it_can_fit(r, found))
             case Ended():
-                self._end(r, now_s, verdict)
+                if found.state is TaskState.FAILED:
+                    self._blame_node(r, now_s)
+                elif found.state is TaskState.SUCCEEDED:
+                    self._health.did_well(r)
+                self._leave(r, now_s, found)
             case _:
                 pass
 
-    def _place(self, now_s: float) -> None:
-        """Place as many waiting tasks as fit, best score first."""
-        self._book.hold(self._live.values(), self._reserved, now_s)
-        queued = [r for r in self._live.values() if r.state is TaskState.QUEUED]
-        waiting = {r.task_id for r in queued}
-        self._held_back = {t: n for t, n in self._held_back.items() if t in waiting}
-        if not queued:
-            return
-        rooms = self._book.rooms()
-        kept: set[str] = set()  # nodes held back by gangs further up
-        tried: dict[Ask, NoFit] = {}  # within one pass room only shrinks: a shape that did not fit will not
-        events: list[TaskEvent] = []
-        for w in in_order(map(self._waiting, queued), self.head_env.ageing_per_hour):
-            record = self._records[w.task_id]
-            ask = ask_of(record.spec)
-            found = tried.get(ask)
-            if found is None:
-                found = fit(ask, [room for i, room in rooms.items() if i not in kept])
-            if isinstance(found, Placement):
-                occupy(rooms, ask, found)
-                places = tuple(
-                    Place(n, *self._book.place_labels(n), d, *self._book.node_size(n))
-                    for n, d in zip(found.node_ids, found.devices, strict=True)
-                )
-                events.append(TaskEvent(now_s, w.task_id, Placed(record.attempt + 1, places)))
-                continue
-            tried[ask] = found
-            self._why_waiting[w.task_id] = str(found)
-            if kept:
-                self._why_waiting[w.task_id] += f" ({len(kept)} nodes are held back for gangs further up)"
-            if now_s - w.submitted_s >= HOLD_AFTER_S:
-                kept |= self._hold_back(w.task_id, ask, rooms, kept)
-        self._record(*events)
-        self._book.hold(self._live.values(), self._reserved, now_s)
+    def _blame_node(self, r: TaskRecord, now_s: float) -> None:
+        """A task has failed by itself: perhaps it was the node."""
+        if (fact := self._health.failed(r, now_s)) is not None:
+            self._journal.append([TaskEvent(now_s, "", fact)])
+            self._book.note(fact)
 
-    def _hold_back(self, task_id: str, ask: Ask, rooms: Mapping[str, NodeRoom], kept: set[str]) -> frozenset[str]:
-        """Nodes kept free for a gang that has waited long: the freest ones that would do, chosen once."""
-        emptied = {i: room for i, room in self._book.emptied_rooms().items() if i not in kept}
-        held = self._held_back.get(task_id)
-        if held is None or not held <= set(emptied):
-            freest = sorted(emptied, key=lambda i: (-rooms[i].free_gpus, -rooms[i].cpus, i))
-            held = frozenset[str]()
-            for n in range(1, len(freest) + 1):
-                found = fit(ask, [emptied[i] for i in freest[:n]])
-                if isinstance(found, Placement):
-                    held = frozenset(found.node_ids)
-                    break
-            self._held_back[task_id] = held
-        return held
+    # ---------------------------------------------------------------- who waits for what
+
+    def _queue(self, r: TaskRecord) -> None:
+        """A task that waits: for others, for a time, or only for room."""
+        if not self._pending.add(r, self._clock.now()):
+            self._admitting.add(r)
+
+    def _settle(self, now_s: float) -> None:
+        """Tasks whose time has come wait for room from now on; those that wait in vain end, and who waits for them."""
+        for r in self._pending.due(now_s):
+            self._admitting.add(r)
+        while events := self._pending.in_vain(now_s):
+            self._record(*events)
+
+    def _why(self, r: TaskRecord, now_s: float) -> str:
+        """What a waiting task waits for."""
+        if pending := self._pending.why(r, now_s):
+            return pending
+        words = self._admitting.why(r.task_id) or r.reason or "it has not been looked at yet"
+        return words + "".join(f"; node {a.node} is avoided: {a.reason}" for a in self._book.avoided(now_s))
+
+    def _place(self, now_s: float) -> None:
+        """What the admission engine decides is recorded; what cannot be recorded has not happened."""
+        self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
+        self._admitting.look(now_s)
+        decisions, self._owed = [*self._owed, *self._admitting.decide(now_s)], []
+        try:
+            self._record(*(e for d in decisions if (e := self._event(d, now_s)) is not None))
+        except StateError:
+            self._admitting.undo(decisions, self._tasks.waiting, now_s)
+            self._owed = [d for d in decisions if not isinstance(d, PlaceDecision)]
+            raise
+        if decisions:
+            self._book.hold(self._tasks.holding.values(), self._gangs.reserved, now_s)
+
+    def _event(self, d: Decision, now_s: float) -> TaskEvent | None:
+        """A decision as a fact."""
+        r = self._tasks.live(d.task_id)
+        if r is None:
+            return None
+        match d:
+            case PlaceDecision():
+                lenders = [x for x in self._tasks.holding.values() if self._admitting.has_lent(x.task_id)]
+                lent = lent_devices((x, self._gangs.gpu_ids(x)) for x in lenders)
+                return TaskEvent(now_s, d.task_id, placed(r, d.placement, lent, self._book))
+            case Preempt() if r.holds and r.stop is None:
+                return TaskEvent(now_s, d.task_id, Stopping("preempt", d.reason))
+            case Shrink() if r.holds and r.stop is None:
+                return TaskEvent(now_s, d.task_id, Shrinking(self._admitting.ranks_of(d), d.reason))
+            case _:
+                return None
+
+    def _lend(self, r: TaskRecord, now_s: float) -> None:
+        """A task in a low phase lends its GPUs; after it, who has borrowed them goes."""
+        if r.phase_low:
+            if r.stop is None and may_lend(r, self._gangs.gpu_ids(r)):
+                self._admitting.lend(r, now_s)
+            return
+        if self._admitting.has_lent(r.task_id):
+            self._admitting.take_back(r.task_id, now_s)
+        for other in borrowers(r, self._tasks.holding.values()):
+            if other.stop is None:
+                reason = f"its GPUs were lent by {r.task_id}, which needs them again"
+                self._record(TaskEvent(now_s, other.task_id, Stopping("preempt", reason)))
 
     def _act(self, now_s: float) -> None:
         """Ask Ray for what the records say. What fails is asked again by the next tick."""
         with self._lock:
-            release = list(self._to_release)
-            holding = [r for r in self._live.values() if r.holds]
-        for gang_id in release:
-            if self._tried("release", lambda g=gang_id: self._ray.release(g)):
-                self._to_release.discard(gang_id)
+            holding = list(self._tasks.holding.values())
+            over = self._gangs.over(holding)
+        self._gangs.release(over)
         for r in holding:
-            if r.state is TaskState.PLACED and not r.starting and r.gang_id not in self._reserved:
-                nodes = [p.node_id for p in r.places]
-                if self._tried("reserve", lambda r=r, n=nodes: self._ray.reserve(r.gang_id, r.spec.bundle, n)):
-                    self._reserved.add(r.gang_id)
-            if (
-                r.state is TaskState.RUNNING
-                and r.stop is not None
-                and r.gang_id not in self._killed
-                and self._tried("stop", lambda r=r: self._ray.kill(r.gang_id, self.grace_s))
-            ):
-                self._killed.add(r.gang_id)
-        # A reservation takes Ray a few milliseconds; waiting them out here starts the task a tick earlier.
-        for _ in range(5):
-            waiting = [r for r in holding if r.gang_id in self._reserved and not self._start_if_ready(r.task_id, now_s)]
+            self._gangs.reserve(r)
+            if r.stop is not None:
+                self._gangs.kill(r, self.grace_s)
+            self._gangs.kill_ranks(r, self.grace_s)
+            self._gangs.release_ranks(r)
+        # A reservation takes Ray some milliseconds; waiting them out here starts the task a tick earlier.
+        for _ in range(20):
+            reserved = [r for r in holding if r.gang_id in self._gangs.reserved]
+            waiting = [r for r in reserved if not self._start_if_ready(r.task_id, now_s)]
             if not waiting:
                 break
             time.sleep(0.004)
 
     def _start_if_ready(self, task_id: str, now_s: float) -> bool:
         """False while Ray is still reserving."""
-        r = self._records[task_id]
-        if r.state is not TaskState.PLACED or r.gang_id not in self._reserved:
+        r = self._tasks.holding.get(task_id)
+        if r is None or r.state is not TaskState.PLACED or r.gang_id not in self._gangs.reserved:
             return True
-        phase = GangPhase.READY
-        if not r.starting:
-            phase = self._ray.gang_phase(r.gang_id)
+        phase = GangPhase.READY if r.starting else self._gangs.phase(r.gang_id)
         with self._lock:
-            r = self._records[task_id]
-            if r.state is not TaskState.PLACED or r.stop is not None:
+            r = self._tasks.holding.get(task_id)
+            if r is None or r.state is not TaskState.PLACED or (r.stop is not None and not r.starting):
                 return True
             if phase is GangPhase.GONE:
                 self._requeue(r, now_s, "its placement group vanished from Ray")
@@ -277,71 +316,35 @@ class Dispatch:
             if phase is not GangPhase.READY:
                 return False
             if not r.starting:
-                self._record(TaskEvent(now_s, task_id, Starting()))
-        if r.gang_id not in self._launched:
-            if not self._tried("start", lambda: self._ray.start(r.gang_id, r.spec.bundle, self._rank_starts(r))):
-                return True
-            self._launched.add(r.gang_id)
-        with self._lock:
-            if self._records[task_id].state is TaskState.PLACED:
-                self._record(TaskEvent(self._clock.now(), task_id, Started()))
-        return True
-
-    def _rank_starts(self, r: TaskRecord) -> list[RankStart]:
-        return [
-            RankStart(rank, r.spec.command, r.spec.payload, dict(r.spec.envs), r.spec.kind)
-            for rank in range(r.spec.bundles)
-        ]
-
-    def _tried(self, what: str, call: Any) -> bool:
-        try:
-            call()
-        except ArealSkyError as e:
-            log.warning("cannot %s now, trying again: %s", what, e)
-            return False
+                r = self._record(TaskEvent(now_s, task_id, Starting()))[task_id]
+                self._not_reserved.pop(task_id, None)
+        if r.stop is None:
+            self._gangs.start(r)
         return True
 
     # ---------------------------------------------------------------- records
 
-    def _record(self, *events: TaskEvent) -> None:
-        """Journal first, memory after: what is not on disk has not happened."""
-        if not events:
-            return
-        fresh: dict[str, TaskRecord] = {}
-        ended: list[usage.Hold] = []
-        for e in events:
-            before = fresh.get(e.task_id) or self._records.get(e.task_id)
-            fresh[e.task_id] = tasklife.apply(before, e)
-            ended += usage.released(before, fresh[e.task_id])
-        self._journal.append(events)
-        self._past_holds += ended
-        self._records.update(fresh)
-        self._live.update(fresh)
-        for task_id in [t for t, r in fresh.items() if r.ended]:
-            del self._live[task_id]
+    def _record(self, *events: TaskEvent) -> dict[str, TaskRecord]:
+        """Writes the events; who waited for a task that has ended well waits for room from now on."""
+        fresh = self._tasks.record(*events) if events else {}
+        for task_id, r in fresh.items():
+            if r.ended:
+                self._admitting.drop(task_id, r.since_s)
+                self._not_reserved.pop(task_id, None)
+                for freed in self._pending.ended(r):
+                    self._admitting.add(freed)
+        return fresh
 
-    def _requeue(self, r: TaskRecord, now_s: float, reason: str, *, counted: bool = False) -> None:
-        self._leave(r, now_s, Requeued(reason, counted))
+    def _requeue(self, r: TaskRecord, now_s: float, reason: str) -> None:
+        """Back to its old place, through no fault of its own."""
+        self._leave(r, now_s, Requeued(reason, counted=False))
 
-    def _end(self, r: TaskRecord, now_s: float, ended: Ended) -> None:
-        self._leave(r, now_s, ended)
-
-    def _leave(self, r: TaskRecord, now_s: float, fact: Fact) -> None:
-        self._record(TaskEvent(now_s, r.task_id, fact))
-        self._why_waiting.pop(r.task_id, None)
+    def _leave(self, r: TaskRecord, now_s: float, fact: TaskFact) -> None:
+        after = self._record(TaskEvent(now_s, r.task_id, fact))[r.task_id]
+        self._admitting.drop(r.task_id, now_s)
+        self._watch.forget([r.gang_id, r.task_id] if after.ended else [r.gang_id])
         if r.holds:
-            self._to_release.add(r.gang_id)
-            self._reserved.discard(r.gang_id)
-            self._launched.discard(r.gang_id)
-            self._killed.discard(r.gang_id)
-
-    def _weight(self, spec: TaskSpec) -> float:
-        model_type = spec.model_type or self._model_types.get(spec.model or "")
-        return self._weights.get(model_type or "", 1.0)
-
-    def _waiting(self, r: TaskRecord) -> Waiting:
-        return Waiting(r.task_id, r.number, r.spec.priority, self._weight(r.spec), r.submitted_s)
-
-
-def ask_of(spec: TaskSpec) -> Ask:
-    return Ask(spec.bundle, spec.bundles, spec.group, spec.accelerators)
+            self._gangs.leave(r.gang_id)
+        if not after.ended:
+            self._queue(after)
+        self._peaks.left(r, now_s)

@@ -101,7 +101,7 @@ class Head:
         `connect` makes the task service once Ray answers.
         """
         service = None
-        while not stop.wait(TICK_S if service else 0.05):
+        while not _pause(stop, service):
             raydaemon.reap()
             if self._daemon is not None and not self._daemon.alive():
                 log.error("Ray's head has ended (see %s)", self.state_dir / "ray.log")
@@ -150,6 +150,14 @@ class Head:
             self._busy_s = now_s
         silent_s = now_s - self._controller_seen_s
         return silent_s > self.env.lease_s and now_s - self._busy_s > self.env.idle_shutdown_s
+
+
+def _pause(stop: threading.Event, service: Any) -> bool:
+    """Until the next tick is due, or somebody asks for something; True when it is time to stop."""
+    if service is None:
+        return stop.wait(0.05)
+    service.news.wait(TICK_S)
+    return stop.is_set()
 
 
 def _own_address() -> str:

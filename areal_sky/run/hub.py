@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from areal_sky.core.telemetry import STALE_AFTER_S, GpuWindow, LoadReading, Vali
 from areal_sky.errors import InvalidInput
 
 KEEP_WINDOWS = 3600  # per GPU: an hour, about 1 MB
+KEEP_PEAKS = 10_000  # tasks whose memory is remembered
 ALIVE_S = 15.0  # heartbeats come each second; one that is this late is no hiccup
 MAX_GPUS_PER_NODE = 256
 
@@ -56,6 +58,7 @@ class TelemetryHub:
         self._lock = threading.Lock()
         self._nodes: dict[NodeKey, _NodeRecord] = {}
         self._ending: set[str] = set()
+        self._peaks: OrderedDict[str, tuple[float, float]] = OrderedDict()  # task -> (GiB of its fullest GPU, when)
 
     def ingest(self, heartbeat: Mapping[str, Any], now_s: float) -> None:
         """Take one heartbeat (the body of POST /v1/nodes/heartbeat). A repeated window is kept once.
@@ -92,6 +95,7 @@ class TelemetryHub:
                 ring = node.rings.setdefault(w.device, {})
                 if w.end_s not in ring:
                     ring[w.end_s] = replace(w, start_s=w.start_s - sent_s + now_s, end_s=w.end_s - sent_s + now_s)
+                    self._note_peaks(running, w, now_s)
                     if len(ring) > KEEP_WINDOWS:
                         del ring[next(iter(ring))]
 
@@ -120,6 +124,12 @@ class TelemetryHub:
                 by_replica.setdefault(replica, []).append(node)
             return {name: self._load(nodes, now_s) for name, nodes in by_replica.items()}
 
+    def peak_memory_gib(self, task_id: str, since_s: float) -> float | None:
+        """The most that one of the task's GPUs was seen to hold since then; None when nothing was. Forgotten then."""
+        with self._lock:
+            gib, seen_s = self._peaks.pop(task_id, (0.0, 0.0))
+        return gib if gib > 0 and seen_s >= since_s else None
+
     def gpus(self, seconds: float, now_s: float) -> dict[str, Any]:
         """The body of GET /v1/gpus: every GPU's latest window and `history`, its mean utilization per second over the
         last `seconds` (oldest first, None where nothing is known). Each GPU has `validity`, `age_s` and `error`;
@@ -131,6 +141,15 @@ class TelemetryHub:
         return {"t_s": now_s, "seconds": seconds, "nodes": nodes}
 
     # ------------------------------------------------------------ inside, the lock held
+
+    def _note_peaks(self, running: Sequence[Mapping[str, Any]], w: GpuWindow, now_s: float) -> None:
+        """Of a GPU that several tasks share nobody knows whose the memory is."""
+        mine = [r["task_id"] for r in running if w.device in r["gpus"]]
+        if len(mine) != 1 or w.memory_used_gib is None:
+            return
+        self._peaks[mine[0]] = (max(w.memory_used_gib, self._peaks.pop(mine[0], (0.0, 0.0))[0]), now_s)
+        while len(self._peaks) > KEEP_PEAKS:
+            self._peaks.popitem(last=False)
 
     def _expire(self, now_s: float) -> None:
         for key, node in list(self._nodes.items()):

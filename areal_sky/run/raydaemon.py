@@ -20,7 +20,8 @@ from pathlib import Path
 
 from areal_sky.adapters import processes
 from areal_sky.core.model import NodeShape
-from areal_sky.core.nodeenv import NODE_MARK, SECRET_KEYS
+from areal_sky.core.nodeenv import NODE_MARK
+from areal_sky.core.tokens import SECRET_KEYS
 
 # Ray notices a killed node after 3 s instead of 16 s, a hung one after 9 s instead of 66 s (measured on Ray 2.60).
 HEALTH_CHECKS = {

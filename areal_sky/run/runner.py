@@ -24,12 +24,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from areal_sky.adapters.ports import RankStart
-from areal_sky.core.model import Bundle
-from areal_sky.core.nodeenv import SECRET_KEYS, task_token
+from areal_sky.core.tokens import SECRET_KEYS, task_token
+from areal_sky.run.oom import OOM_KILLED, oom_kills
 from areal_sky.run.shipper import LogShipper
+
+if TYPE_CHECKING:
+    from areal_sky.adapters.ports import RankStart
 
 PUSH_S = 0.3  # at most this often per rank
 LOOK_S = 0.05
@@ -49,6 +51,7 @@ class RankOrder:
     payload: str | None
     gpus: float
     envs: Mapping[str, str]
+    lent: tuple[str, ...] = ()  # ids of GPUs that Ray counts as another task's
 
 
 class Runner:
@@ -68,18 +71,19 @@ class Runner:
                 self._port = int(s.getsockname()[1])
         return self._port
 
-    async def start(self, master_addr: str, master_port: int) -> int:
-        """Starts the command once; returns the command's pid, 0 when it does not run."""
+    async def start(self, master_addr: str, master_port: int) -> tuple[int, list[str]]:
+        """Starts the command once; returns its pid (0 when it does not run) and the ids of its GPUs."""
         if self._process is None:
             self._process = RankProcess(self._order, master_addr, master_port)
             if self._stopped:
                 self._process.stop(0)
-        return await asyncio.to_thread(self._process.start)
+        pid = await asyncio.to_thread(self._process.start)
+        return pid, [d for d in self._process.visible.split(",") if d]
 
     async def wait_exit(self) -> tuple[int | None, str]:
         """(exit code, "") once the command has ended and its output was taken; -N when signal N ended it.
 
-        (None, why) when the command could not be started at all.
+        (None, why) when the command could not be started at all; (-9, why) where the kernel ended it for its memory.
         """
         while self._process is None or not self._process.done.is_set():
             await asyncio.sleep(0.02)
@@ -108,11 +112,15 @@ class RankProcess:
         self._pid: int | None = None
         self._warden: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
+        self._told_to_stop = False
+        self._oom_kills = oom_kills()
         folder = environ.get("AREAL_SKY_NODE_DIR") or f"{tempfile.gettempdir()}/areal_sky-{os.getuid()}"
         self.node_dir = Path(folder)
         name = f"{order.attempt}.{order.rank}"
         self.work_dir = self.node_dir / "work" / order.task_id / name
         self.log_files = {s: self.node_dir / "logs" / order.task_id / f"{name}.{s}" for s in ("out", "err")}
+        own = environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if order.gpus > len(order.lent) else []
+        self.visible = ",".join([*(d for d in own if d), *order.lent])
         self._master = {"MASTER_ADDR": master_addr, "MASTER_PORT": str(master_port)}
 
     def start(self) -> int:
@@ -129,6 +137,7 @@ class RankProcess:
     def stop(self, grace_s: float) -> None:
         """Idempotent; nothing happens after the end. What has not started yet will not."""
         with self._lock:
+            self._told_to_stop = True
             warden = self._warden
             if self._pid is None:
                 self._pid, self.code = 0, -int(signal.SIGTERM)
@@ -159,7 +168,7 @@ class RankProcess:
             RANK=str(o.rank),
             WORLD_SIZE=str(o.world_size),
             LOCAL_RANK="0",  # every rank sees only its own devices
-            CUDA_VISIBLE_DEVICES=self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else "",
+            CUDA_VISIBLE_DEVICES=self.visible,
             AREAL_SKY_TASK_ID=o.task_id,
             AREAL_SKY_ATTEMPT=str(o.attempt),
             AREAL_SKY_TOKEN=task_token(self._environ.get("AREAL_SKY_NODE_TOKEN", "")),
@@ -179,7 +188,7 @@ class RankProcess:
             "task_id": o.task_id,
             "rank": o.rank,
             "kind": o.kind,
-            "gpus": _device_ids(self._environ.get("CUDA_VISIBLE_DEVICES", "") if o.gpus else ""),
+            "gpus": _device_ids(self.visible),
             "gpus_frac": min(1.0, o.gpus),
         }
         running = self.node_dir / "running" / f"{o.task_id}.{o.rank}.json"
@@ -187,15 +196,11 @@ class RankProcess:
         script = Path(__file__).with_name("warden.py")
         with self.log_files["out"].open("wb") as out, self.log_files["err"].open("wb") as err:
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(script), str(status_write)],
+                [sys.executable, "-I", "-S", str(script), str(status_write), str(running), json.dumps(about), *argv],
                 stdin=subprocess.PIPE, stdout=out, stderr=err, cwd=self.work_dir, env=self.environment(),
                 pass_fds=(status_write,), start_new_session=True,
             )  # fmt: skip
         os.close(status_write)
-        assert self._warden.stdin is not None
-        order = {"argv": argv, "running": str(running), "about": about}
-        self._warden.stdin.write(json.dumps(order).encode() + b"\n")
-        self._warden.stdin.flush()
         status = os.fdopen(status_read, "r")
         first = status.readline().split()
         threading.Thread(target=self._watch, args=(status,), name="watch", daemon=True).start()
@@ -209,6 +214,8 @@ class RankProcess:
         self._warden.wait()
         # A warden that ends without a word was killed itself.
         self.code = int(last[1]) if len(last) == 2 and last[0] == "exit" else -9
+        if self.code in (-9, 137) and not self._told_to_stop and oom_kills() > self._oom_kills:
+            self.trouble = OOM_KILLED
         self._ended.set()
 
     def _ship(self) -> None:
@@ -242,10 +249,11 @@ def _device_ids(visible: str) -> list[int | str]:
     return [int(d) if d.strip().isdigit() else d.strip() for d in visible.split(",") if d.strip()]
 
 
-def runner_arguments(gang_id: str, world_size: int, bundle: Bundle, start: RankStart) -> tuple[RankOrder]:
+def runner_arguments(gang_id: str, world_size: int, start: RankStart) -> tuple[RankOrder]:
     """What the Ray adapter gives a Runner: the order for one rank of a gang."""
     task_id, _, attempt = gang_id.rpartition(".")
     order = RankOrder(
-        task_id, int(attempt), start.rank, world_size, start.kind, start.command, start.payload, bundle.gpus, start.envs
-    )
+        task_id, int(attempt), start.rank, world_size, start.kind, start.command, start.payload, start.gpus, start.envs,
+        start.lent,
+    )  # fmt: skip
     return (order,)

@@ -1,14 +1,24 @@
-"""Brings what a rank writes from its node to the head, in order and without loss; picks metrics out of it."""
+"""Brings what a rank writes from its node to the head, in order and without loss; picks out what it says of itself.
+
+What the head has is given back to the node's disk once it is more than KEEP_BYTES: a hole takes its place in the file,
+so offsets stay. A rank that writes for weeks fills no disk.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 from typing import Any
 
-from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Unauthorized
+from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused, Unauthorized
 
 CHUNK_BYTES = 256 * 2**10
+KEEP_BYTES = 64 * 2**20
 METRIC_MARK = "AREAL_SKY_METRIC"
+CHECKPOINT_MARK = "AREAL_SKY_CHECKPOINT"
+PHASE_MARK = "AREAL_SKY_PHASE"
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 MAX_LINE_BYTES = 64 * 2**10  # of a line that may be a metric; output without line ends must not pile up
 
 
@@ -22,13 +32,17 @@ class LogShipper:
         self._url, self._token = url, token
         self._client: Any = None
         self._due: dict[str, float] = {}  # metrics that the head does not have yet
+        self._checkpoint_due = False
+        self._phase_due: tuple[str, bool] | None = None
+        self._freed = 0
         self._offset = 0
         self._line = b""  # the unfinished last line, for metrics
         self._measured = 0  # how far metrics were read
 
     def has_news(self) -> bool:
         try:
-            return bool(self._due) or self._path.stat().st_size > self._offset
+            told = not (self._due or self._checkpoint_due or self._phase_due)
+            return not told or self._path.stat().st_size > self._offset
         except OSError:
             return False
 
@@ -36,20 +50,19 @@ class LogShipper:
         """Sends what is new; True when nothing is left to send (or nobody to send it to)."""
         try:
             while data := self._read():
-                self._look_for_metrics(data)
+                self._look_for_marks(data)
                 # surrogateescape carries bytes that are no UTF-8, so that offsets stay those of the file
                 text = data.decode("utf-8", "surrogateescape")
                 if self._url:
                     self._offset = self._head().push_log(*self._whose, self._offset, text)
                 else:
                     self._offset += len(data)
+            self._free()
             if last:
-                self._look_for_metrics(b"\n")
-            if self._due and self._url:
-                self._head().track_metrics(self._whose[0], self._due)
-            self._due = {}
-        except (Unauthorized, NotFound, InvalidInput):
-            self._due = {}
+                self._look_for_marks(b"\n")
+            self._tell()
+        except (Unauthorized, NotFound, InvalidInput, Refused):
+            self._due, self._checkpoint_due, self._phase_due = {}, False, None
             return True  # asking again will not help
         except ArealSkyError:
             return False
@@ -69,15 +82,46 @@ class LogShipper:
             file.seek(self._offset)
             return file.read(CHUNK_BYTES)
 
-    def _look_for_metrics(self, data: bytes) -> None:
+    def _tell(self) -> None:
+        """What the rank has said of itself goes to the head."""
+        task_id = self._whose[0]
+        if self._due and self._url:
+            self._head().track_metrics(task_id, self._due)
+        self._due = {}
+        if self._checkpoint_due and self._url:
+            self._head().checkpointed(task_id)
+        self._checkpoint_due = False
+        if self._phase_due is not None and self._url:
+            self._head().enter_phase(task_id, *self._phase_due)
+        self._phase_due = None
+
+    def _free(self) -> None:
+        if not self._url or self._offset - self._freed < 2 * KEEP_BYTES:
+            return
+        until = self._offset - KEEP_BYTES
+        # A file system that has no holes keeps what it has.
+        with contextlib.suppress(OSError, AttributeError), self._path.open("r+b") as file:
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.fallocate(file.fileno(), _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(until))
+        self._freed = until
+
+    def _look_for_marks(self, data: bytes) -> None:
         if self._whose[3] != "out" or self._offset < self._measured:
             return  # seen before: the head asked for it again
         self._measured = self._offset + len(data)
         *lines, self._line = (self._line + data).split(b"\n")
         self._line = self._line[:MAX_LINE_BYTES]
         for line in lines:
-            if line.startswith(METRIC_MARK.encode()):
-                self._due.update(parse_metrics(line.decode("utf-8", "replace")))
+            if not line.startswith(b"AREAL_SKY_"):
+                continue
+            text = line.decode("utf-8", "replace")
+            mark, *words = text.split()
+            if mark == METRIC_MARK:
+                self._due.update(parse_metrics(text))
+            elif mark == CHECKPOINT_MARK:
+                self._checkpoint_due = True
+            elif mark == PHASE_MARK and words:
+                self._phase_due = words[0], "low" in words[1:]
 
 
 def parse_metrics(line: str) -> dict[str, float]:

@@ -28,7 +28,7 @@ from areal_sky.core.reconcile import Patience
 from areal_sky.core.scaling import Policy, hold
 from areal_sky.errors import AlreadyExists, ArealSkyError, InvalidInput, Refused, StateError
 from areal_sky.home import ClusterHome, locked
-from areal_sky.run import offers
+from areal_sky.run import modelfiles, offers
 from areal_sky.run.clock import SystemClock
 from areal_sky.run.controller import Controller
 from areal_sky.run.headlink import HeadLink
@@ -58,6 +58,7 @@ class SpecSource:
     infra: str | None
     read_s: float = field(compare=False)  # deadlines are judged and counted from here, at every later reading too
     known: dict[str, Any] | None = field(default=None, compare=False)  # the offers planned with, for good
+    models: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)  # architectures read from files
     full: str = field(default="", compare=False, repr=False)
 
     @staticmethod
@@ -84,8 +85,14 @@ class SpecSource:
         return spec if self.infra is None else spec.model_copy(update={"infra": self.infra})
 
     def with_offers(self) -> SpecSource:
-        """The same, with what is on offer now; asks SkyPilot's catalogs (seconds). Raises SpecError."""
-        return replace(self, known=offers.to_dict(offers.known_for(self.spec())))
+        """The same, with what is on offer now and what the models' files say; asks SkyPilot's catalogs (seconds).
+
+        Raises SpecError, InvalidInput.
+        """
+        spec = self.spec()
+        read = modelfiles.architectures(spec, Path(self.path).parent)
+        models = {name: asdict(a) for name, a in read.items()}
+        return replace(self, known=offers.to_dict(offers.known_for(spec)), models=models)
 
     def load(self) -> tuple[ClusterSpec, LaunchPlan]:
         """The spec and its plan. Raises SpecError, Refused."""
@@ -93,7 +100,7 @@ class SpecSource:
         known = offers.from_dict(self.known) if self.known else Known(shipped_offers())
         if known.no_cloud:
             raise Refused(f"nothing can be launched: {known.no_cloud}; or add `--infra local`")
-        return spec, plan(spec, known)
+        return spec, plan(spec, known, {name: modelfiles.from_dict(a) for name, a in self.models.items()})
 
 
 def _unmasked(source: SpecSource) -> str:

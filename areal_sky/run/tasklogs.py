@@ -1,26 +1,28 @@
 """What ranks wrote, kept on the head: `logs/<task_id>/<attempt>.<rank>.<out|err>`, bytes as they came.
 
-Offsets are bytes. Runners push chunks by offset, so a chunk that comes twice changes nothing.
+Offsets are bytes from the first that the rank ever wrote. Runners push chunks by offset, so a chunk that comes twice
+changes nothing. Of each stream the latest is kept, in two segments: the current one, and before it `....old@<offset>`
+with the whole segment before. When the current one is full it becomes the old one, and the older is dropped.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from areal_sky.errors import InvalidInput, StateError
 
 Stream = Literal["out", "err"]
-MAX_STREAM_BYTES = 256 * 2**20  # beyond it, output stays only on the node
+SEGMENT_BYTES = 64 * 2**20  # a rank's stream keeps at least this much and at most twice as much
 _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CUT = "\n[areal_sky: the rest of this output was too long to keep on the head; it is on the node]\n"
 
 
 class TaskLogs:
-    def __init__(self, folder: Path, max_bytes: int = MAX_STREAM_BYTES):
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES):
         self._folder = folder
-        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
 
     def append(self, task_id: str, attempt: int, rank: int, stream: str, offset: int, data: bytes) -> int:
         """Adds what is new in the chunk; returns the offset wanted next (less than sent when a part is missing).
@@ -30,21 +32,24 @@ class TaskLogs:
         path = self._path(task_id, attempt, rank, stream)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            size = path.stat().st_size if path.exists() else 0
-            if size >= self._max_bytes:
-                return offset + len(data)  # told as taken: the runner shall go on
+            base = self._base(path)
+            size = base + (path.stat().st_size if path.exists() else 0)
             if offset > size:
                 return size
             fresh = data[size - offset :]
-            if size + len(fresh) > self._max_bytes:
-                # Padded up to the limit, so that every later chunk is seen as beyond it.
-                fresh = fresh[: max(0, self._max_bytes - size)] + _CUT.encode()
-            if fresh:
+            while fresh:
+                room = self._segment_bytes - (size - base)
+                if room <= 0:
+                    self._rotate(path, base)
+                    base = size
+                    continue
                 created = not path.exists()
                 with path.open("ab") as file:
-                    file.write(fresh)
+                    file.write(fresh[:room])
                 if created:
                     path.chmod(0o600)
+                size += len(fresh[:room])
+                fresh = fresh[room:]
             return max(size, offset + len(data))
         except OSError as e:
             raise StateError(f"cannot write {path}: {e.strerror or e}") from None
@@ -54,30 +59,60 @@ class TaskLogs:
     ) -> tuple[str, int, bool]:
         """(text, offset to go on from, whether that is the end for now). A character is never cut in two.
 
-        A negative offset counts from the end. Raises InvalidInput, StateError.
+        A negative offset counts from the end. What was dropped is said in its place. Raises InvalidInput, StateError.
         """
         path = self._path(task_id, attempt, rank, stream)
         try:
-            size = path.stat().st_size
+            segments = list(self._segments(path))
+            if not segments:
+                return "", max(0, offset), True
+            first, end = segments[0][1], segments[-1][1] + segments[-1][2]
             if offset < 0:
-                offset = max(0, size + offset)
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read(limit)
-        except FileNotFoundError:
-            return "", max(0, offset), True
+                offset = max(first, end + offset)
+            dropped = ""
+            if offset < first:
+                dropped = f"[areal_sky: {first - offset:,} bytes of earlier output are no longer kept]\n"
+                offset = first
+            data = b""
+            for file, base, size in segments:
+                if base <= offset + len(data) < base + size and len(data) < limit:
+                    with file.open("rb") as opened:
+                        opened.seek(offset + len(data) - base)
+                        data += opened.read(limit - len(data))
+        except FileNotFoundError:  # rotated meanwhile: the next read finds it
+            return "", max(0, offset), False
         except OSError as e:
             raise StateError(f"cannot read {path}: {e.strerror or e}") from None
         whole = _whole_characters(data)
         if 0 < whole < len(data):
             data = data[:whole]
-        return data.decode("utf-8", "replace"), offset + len(data), offset + len(data) >= size
+        return dropped + data.decode("utf-8", "replace"), offset + len(data), offset + len(data) >= end
 
-    def tail(self, task_id: str, attempt: int, rank: int, stream: str = "err") -> str:
-        """The last line that is not blank, at most 200 characters; empty when there is none."""
-        text, _, _ = self.read(task_id, attempt, rank, stream, -4096)
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][-200:] if lines else ""
+    def last_words(self, task_id: str, attempt: int, rank: int, stream: str = "err") -> str:
+        """The last 4 KiB that the rank wrote."""
+        return self.read(task_id, attempt, rank, stream, -4096)[0]
+
+    def _segments(self, path: Path) -> Iterator[tuple[Path, int, int]]:
+        """(file, offset of its first byte, bytes), the oldest first."""
+        base = 0
+        olds = {int(old.name.rpartition("@")[2]): old for old in path.parent.glob(f"{path.name}.old@*")}
+        for first, old in sorted(olds.items()):
+            size = old.stat().st_size
+            yield old, first, size
+            base = first + size
+        if path.exists():
+            yield path, base, path.stat().st_size
+
+    def _base(self, path: Path) -> int:
+        """The offset of the current segment's first byte."""
+        return max((first + size for file, first, size in self._segments(path) if file != path), default=0)
+
+    def _rotate(self, path: Path, base: int) -> None:
+        # The name says where a segment begins, so a crash between the two steps leaves only one segment too many.
+        older = list(path.parent.glob(f"{path.name}.old@*"))
+        path.rename(path.with_name(f"{path.name}.old@{base}"))
+        for old in older:
+            old.unlink()
 
     def _path(self, task_id: str, attempt: int, rank: int, stream: str) -> Path:
         if not _TASK_ID.fullmatch(task_id):

@@ -4,99 +4,119 @@ The runner that starts a warden may be killed with its Ray node at any moment. T
 own and holds the other end of a pipe, so it sees the runner go and ends the command's whole process tree, also what
 the command put into the background or into other sessions (it is their reaper).
 
-stdin: one line of JSON {"argv": [...], "running": PATH or null, "about": {...}}, then nothing, or `stop GRACE_S`;
-its end means that the runner is gone: kill at once. Status pipe (its fd is the one argument): `pid N`, then
-`exit CODE` (negative: by that signal).
+Arguments: the fd of the status pipe, the file that tells of the command while it runs (or nothing), what it tells (a
+JSON object, to which the pid is added), and the command's words. stdin: `stop GRACE_S`, or nothing; its end means that
+the runner is gone: kill at once. Status pipe: `pid N`, then `exit CODE` (negative: by that signal).
+
+Every task waits for this to start, so it imports no more than it needs, and before the command nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STATUS_FD = int(sys.argv[1]) if len(sys.argv) > 1 else 1
 
 
-def main() -> int:
-    control = sys.stdin.buffer
-    order = json.loads(control.readline())
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: only the command's own group can be ended
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def main(running: str, about: str, argv: list[str]) -> int:
+    control = sys.stdin.fileno()
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for harmless in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(harmless, lambda *_: None)  # the runner decides, by the pipe
     os.set_inheritable(_STATUS_FD, False)
-    child = subprocess.Popen(order["argv"], stdin=subprocess.DEVNULL, start_new_session=True)
-    _tell(f"pid {child.pid}")
-    running = Path(order["running"]) if order.get("running") else None
-    if running is not None:
-        _write(running, {**order["about"], "pid": child.pid})
+    pid = _start(argv)
+    _tell(f"pid {pid}")
+    _adopt_orphans()
+    if running:
+        _write(running, f'{about[:-1]}, "pid": {pid}}}')
+    code: int | None = None
     kill_at_s: float | None = None
     listening = True
-    while child.poll() is None:
+    while code is None:
         timeout_s = None if kill_at_s is None else max(0.0, kill_at_s - time.monotonic())
-        sources = [wake_read, control.fileno()] if listening else [wake_read]
+        sources = [wake_read, control] if listening else [wake_read]
         ready, _, _ = select.select(sources, [], [], timeout_s)
         if wake_read in ready:
             os.read(wake_read, 4096)
-            _reap_others(child.pid)
-        if control.fileno() in ready:
-            words = os.read(control.fileno(), 4096).split()
+            code = _reap(pid)
+        if control in ready:
+            words = os.read(control, 4096).split()
             if not words:
                 listening, kill_at_s = False, time.monotonic()
             elif kill_at_s is None:
                 kill_at_s = time.monotonic() + float(words[1])
-                _signal_group(child.pid, signal.SIGTERM)
-        if kill_at_s is not None and time.monotonic() >= kill_at_s:
+                _signal_group(pid, signal.SIGTERM)
+        if code is None and kill_at_s is not None and time.monotonic() >= kill_at_s:
             _kill_tree()
             kill_at_s = time.monotonic() + 0.2  # again, for what was being forked
     _kill_tree()
-    if running is not None:
-        running.unlink(missing_ok=True)
-    _tell(f"exit {child.returncode}")
+    if running and os.path.exists(running):  # noqa: PTH110 - pathlib takes as long to load as all the rest
+        os.unlink(running)  # noqa: PTH108
+    _tell(f"exit {code}")
     return 0
 
 
+def _start(argv: list[str]) -> int:
+    """The command in a session of its own, with nothing to read and the signals as a shell would leave them."""
+    quiet = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    usual = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores these
+    return os.posix_spawn(argv[0], argv, os.environ, file_actions=quiet, setsid=True, setsigdef=usual)
+
+
+def _adopt_orphans() -> None:
+    """What the command leaves behind comes to us. Not on Linux: then only the command's own group can be ended."""
+    import ctypes
+
+    try:  # noqa: SIM105
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass
+
+
 def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
+    try:  # noqa: SIM105
         os.write(_STATUS_FD, (text + "\n").encode())
+    except OSError:
+        pass  # nobody listens any more
 
 
-def _write(path: Path, value: object) -> None:
+def _write(path: str, text: str) -> None:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(value))
-        temporary.replace(path)
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # noqa: PTH103, PTH120
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w") as file:  # noqa: PTH123
+            file.write(text)
+        os.replace(temporary, path)  # noqa: PTH105
     except OSError as e:
         print(f"areal_sky: cannot write {path}: {e}", file=sys.stderr)
 
 
 def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
+    try:  # noqa: SIM105
         os.killpg(pid, number)
+    except OSError:
+        pass
 
 
 def _descendants() -> list[int]:
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if not name.isdigit():
+            continue
         try:
-            state, parent = (entry / "stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                state, parent = file.read().rsplit(b")", 1)[1].split()[:2]
         except OSError:
             continue
         if state != b"Z":
-            children.setdefault(int(parent), []).append(int(entry.name))
+            children.setdefault(int(parent), []).append(int(name))
     found, queue = [], [os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
@@ -110,22 +130,26 @@ def _kill_tree() -> None:
     until_s = time.monotonic() + 1.0
     while (left := _descendants()) and time.monotonic() < until_s:
         for pid in left:
-            with contextlib.suppress(OSError):
+            try:  # noqa: SIM105
                 os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
         time.sleep(0.01)
 
 
-def _reap_others(child_pid: int) -> None:
-    """Orphans of the command come to us: collect those that ended, but leave the command itself to Popen."""
+def _reap(command: int) -> int | None:
+    """Collects all that has ended, the command's orphans included; how the command has ended, if it has."""
+    code: int | None = None
     while True:
         try:
-            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
-        if info is None or info.si_pid == child_pid:
-            return
-        os.waitpid(info.si_pid, os.WNOHANG)
+            return code
+        if pid == 0:
+            return code
+        if pid == command:
+            code = os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[2], sys.argv[3], sys.argv[4:]))

@@ -16,6 +16,7 @@ from areal_sky.spec.fields import did_you_mean
 
 TRAIN_ENGINES = ("fsdp", "megatron", "archon")
 ROLLOUT_ENGINES = ("sglang", "vllm")
+ENGINES = TRAIN_ENGINES + ROLLOUT_ENGINES
 
 _DIMENSION = re.compile(r"([a-z])([1-9][0-9]*)", re.ASCII)
 _DIMENSIONS = re.compile(r"(?:[a-z][1-9][0-9]*)+", re.ASCII)
@@ -24,12 +25,66 @@ _HYBRID = re.compile(r"\(?attn:([a-z0-9]+)\|ffn:([a-z0-9]+)\)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """`gpus` is the world size. `gpus_per_replica` is the smallest part that works alone (tensor x pipeline)."""
+    """An engine and its degrees of parallelism.
+
+    `expert_tensor` splits each expert of a mixture; it is 1 unless an `ffn:` part says more (AReaL's default).
+    """
 
     engine: str
-    gpus: int
-    gpus_per_replica: int
-    expert_parallel: int = 1
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """The world size."""
+        return self.data * self.gpus_per_replica
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """The smallest part that works alone: tensor x pipeline x context."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def trains(self) -> bool:
+        return self.engine in TRAIN_ENGINES
+
+    def __str__(self) -> str:
+        """The string that reads back as this backend, without the degrees that are 1."""
+        attn = {"d": self.data, "p": self.pipeline, "t": self.tensor, "c": self.context}
+        if self.expert_tensor > 1:
+            rest = self.gpus // (self.pipeline * self.expert_tensor * self.expert)
+            ffn = {"d": rest, "p": self.pipeline, "t": self.expert_tensor, "e": self.expert}
+            return f"{self.engine}:(attn:{_degrees(attn)}|ffn:{_degrees(ffn)})"
+        return f"{self.engine}:{_degrees(attn | {'e': self.expert})}"
+
+
+def world_size(allocation: str) -> int:
+    """The GPUs that a whole AReaL run takes: the sum over its backends.
+
+    `allocation` is AReaL's allocation mode: backends joined by `+` (apart, on GPUs of their own) or `|` (on the same
+    GPUs, one after the other); `cpu` and `eval` take none. Raises InvalidInput.
+    """
+    return sum(max((b.gpus for b in together), default=0) for together in components(allocation))
+
+
+def components(allocation: str) -> tuple[tuple[Backend, ...], ...]:
+    """The backends of an allocation mode, those that share GPUs grouped together. Raises InvalidInput."""
+    groups: list[tuple[Backend, ...]] = []
+    for part in _split(allocation, "+"):
+        words: list[str] = []
+        for word in map(str.strip, _split(part, "|")):
+            if word.startswith("ffn:") and words:  # `attn:..|ffn:..` without its parentheses is one backend
+                words[-1] += f"|{word}"
+            else:
+                words.append(word)
+        groups.append(tuple(parse_backend(w, ENGINES) for w in words if w.lower() not in ("cpu", "eval")))
+    if not any(groups):
+        raise InvalidInput(f"`{allocation[:60]}` names no backend, expected such as sglang:d4t2+fsdp:d8")
+    return tuple(g for g in groups if g)
 
 
 def parse_backend(text: str, engines: tuple[str, ...]) -> Backend:
@@ -73,16 +128,34 @@ def _hybrid(text: str, engine: str, attention: str, ffn: str) -> Backend:
 
 
 def _backend(text: str, engine: str, sizes: dict[str, int], expert_tensor: int = 1) -> Backend:
-    gpus = math.prod(size for dimension, size in sizes.items() if dimension != "e")
     experts = sizes.get("e", 1)
+    backend = Backend(
+        engine, sizes.get("d", 1), sizes.get("t", 1), sizes.get("p", 1), sizes.get("c", 1), experts, expert_tensor
+    )
     if experts > 1 and engine == "fsdp":
         raise InvalidInput(f"`{text[:60]}` has expert parallelism, which fsdp does not do, expected megatron or archon")
-    if experts > 1 and gpus % (sizes.get("p", 1) * expert_tensor * experts):
+    if experts > 1 and backend.gpus % (backend.pipeline * expert_tensor * experts):
         raise InvalidInput(
-            f"`{text[:60]}` has {gpus} GPUs, expected a multiple of pipeline x experts = "
-            f"{sizes.get('p', 1) * expert_tensor * experts}"
+            f"`{text[:60]}` has {backend.gpus} GPUs, expected a multiple of pipeline x experts = "
+            f"{backend.pipeline * expert_tensor * experts}"
         )
-    return Backend(engine, gpus, sizes.get("t", 1) * sizes.get("p", 1) * sizes.get("c", 1), experts)
+    return backend
+
+
+def _degrees(sizes: dict[str, int]) -> str:
+    return "".join(f"{letter}{n}" for letter, n in sizes.items() if n > 1 or letter == "d")
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """Splits at `mark` outside parentheses."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if c == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
 
 
 def _sizes(text: str, strategy: str, allowed: str, example: str) -> dict[str, int]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Literal, cast
 
-from areal_sky.errors import InvalidInput
 from areal_sky.spec.cluster import (
     AlertSpec,
     BudgetSpec,
@@ -16,9 +14,8 @@ from areal_sky.spec.cluster import (
     SpotSpec,
     TelemetrySpec,
 )
-from areal_sky.spec.fields import Fields, did_you_mean, show
-from areal_sky.spec.marks import ScalarNode
-from areal_sky.units import format_duration, parse_duration_s, suggest_duration
+from areal_sky.spec.fields import Fields, did_you_mean, moment_s, show
+from areal_sky.units import format_duration
 
 DAY_S = 86400.0
 Op = Literal[">", ">=", "<", "<=", "==", "!="]
@@ -115,51 +112,9 @@ def read_budget(top: Fields, now_s: float | None) -> BudgetSpec:
         "max_total": "max_total_usd", "max_hourly_cost": "max_hourly_usd", "max_cost": "max_total_usd",
         "until": "deadline",
     })  # fmt: skip
-    hourly, total, deadline = f.usd("max_hourly_usd"), f.usd("max_total_usd"), _deadline(f, now_s)
+    hourly, total, deadline = f.usd("max_hourly_usd"), f.usd("max_total_usd"), moment_s(f, "deadline", now_s)
     f.finish()
     return BudgetSpec(max_hourly_usd=hourly, max_total_usd=total, deadline_s=deadline)
-
-
-def _deadline(f: Fields, now_s: float | None) -> float | None:
-    """A moment with its time zone, or a duration from now on. Unix seconds."""
-    node = f.take("deadline")
-    if node is None:
-        return None
-    expected = "a moment such as 2030-12-24T08:00:00Z, or a duration from now such as 12h"
-    wrong = f"{f.path('deadline')} is {show(node)}"
-    if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
-        f.wrong(node, f"{wrong}, expected {expected}")
-        return None
-    text = node.text.strip()
-    if re.match(r"\d{4}-", text, re.ASCII):
-        try:
-            moment = datetime.fromisoformat(text)
-            at_s = moment.timestamp() if moment.tzinfo else None
-        except (ValueError, OverflowError):
-            f.wrong(node, f"{wrong}, which is no date and time, expected {expected}")
-            return None
-        if at_s is None:
-            whole = text if "T" in text or " " in text else f"{text}T00:00:00"
-            f.wrong(node, f"{wrong} without a time zone, expected {expected}, did you mean `{whole}Z`?")
-            return None
-        if now_s is not None and at_s <= now_s:
-            ago = format_duration(now_s - at_s, parts=2)
-            f.wrong(node, f"{wrong}, which was {ago} ago, expected a moment to come")
-            return None
-        return at_s
-    try:
-        after_s = parse_duration_s(text)
-    except InvalidInput:
-        hint = suggest_duration(text)
-        f.wrong(node, f"{wrong}, expected {expected}" + (f", did you mean `{hint}`?" if hint else ""))
-        return None
-    if after_s <= 0 or after_s > 3660 * DAY_S:
-        f.wrong(node, f"{wrong}, expected {expected}")
-        return None
-    if now_s is None:
-        f.wrong(node, f"{wrong}, which counts from now, expected a moment: this is read without a clock")
-        return None
-    return now_s + after_s
 
 
 def read_telemetry(top: Fields) -> TelemetrySpec:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
+from areal_sky.spec.memory import Settings
+
 Market = Literal["on_demand", "spot", "mixed"]
 ModelType = str  # "moe", "base" or any name that `scheduling.priority` lists
 
@@ -85,13 +87,20 @@ class NodeGroupSpec(Frozen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Frozen):
-    """A model that the runs train or serve; `train` and `rollout` are AReaL backend strings."""
+    """A model that the runs train or serve; `train` and `rollout` are AReaL backend strings.
+
+    `config` is the name of a common model or the path of a Hugging Face config.json; the model's own name counts where
+    it is left out. `memory` is what its memory estimates assume; `memory_check` (refuse, warn or skip) what becomes of
+    an allocation that cannot fit.
+    """
 
     name: str
     model_type: ModelType
     config: str | None = None
     train: str | None = None
     rollout: str | None = None
+    memory: Settings = field(default_factory=Settings)
+    memory_check: str = "refuse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 from areal_sky.errors import InvalidInput
@@ -15,6 +17,7 @@ from areal_sky.spec.marks import ListNode, MapNode, Node, Notes, ScalarNode, pla
 from areal_sky.units import DURATION_GRAMMAR, format_duration, parse_duration_s, parse_usd, suggest_duration
 
 T = TypeVar("T")
+MAX_AHEAD_S = 3660 * 86400.0  # ten years
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
@@ -229,6 +232,48 @@ def number_of(node: Node) -> float | None:
         except OverflowError:
             return math.inf
     return None
+
+
+def moment_s(f: Fields, key: str, now_s: float | None, past: bool = False) -> float | None:
+    """A moment with its time zone, or a duration from now on, in Unix seconds. `past`: it may be over already."""
+    node = f.take(key)
+    if node is None:
+        return None
+    expected = "a moment such as 2030-12-24T08:00:00Z, or a duration from now such as 12h"
+    wrong = f"{f.path(key)} is {show(node)}"
+    if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
+        f.wrong(node, f"{wrong}, expected {expected}")
+        return None
+    text = node.text.strip()
+    if re.match(r"\d{4}-", text, re.ASCII):
+        try:
+            moment = datetime.fromisoformat(text)
+            at_s = moment.timestamp() if moment.tzinfo else None
+        except (ValueError, OverflowError):
+            f.wrong(node, f"{wrong}, which is no date and time, expected {expected}")
+            return None
+        if at_s is None:
+            whole = text if "T" in text or " " in text else f"{text}T00:00:00"
+            f.wrong(node, f"{wrong} without a time zone, expected {expected}, did you mean `{whole}Z`?")
+            return None
+        if now_s is not None and at_s <= now_s and not past:
+            ago = format_duration(now_s - at_s, parts=2)
+            f.wrong(node, f"{wrong}, which was {ago} ago, expected a moment to come")
+            return None
+        return at_s
+    try:
+        after_s = parse_duration_s(text)
+    except InvalidInput:
+        hint = suggest_duration(text)
+        f.wrong(node, f"{wrong}, expected {expected}" + (f", did you mean `{hint}`?" if hint else ""))
+        return None
+    if after_s <= 0 or after_s > MAX_AHEAD_S:
+        f.wrong(node, f"{wrong}, expected {expected}")
+        return None
+    if now_s is None:
+        f.wrong(node, f"{wrong}, which counts from now, expected a moment: this is read without a clock")
+        return None
+    return now_s + after_s
 
 
 def unique(fields: Fields, seen: dict[str, Node], value: str | None, key: str, what: str) -> None:

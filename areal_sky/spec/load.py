@@ -12,8 +12,9 @@ from areal_sky.spec.fields import Fields, is_null, show
 from areal_sky.spec.groups import NAME_GRAMMAR, is_legal_name, legal_name, read_groups, read_head
 from areal_sky.spec.infra import LOCAL
 from areal_sky.spec.marks import ListNode, MapNode, Node, Notes, ScalarNode, parse, plain
+from areal_sky.spec.models import read_models
 from areal_sky.spec.resources import checked_infra, has_type
-from areal_sky.spec.scheduling import read_models, read_scheduling
+from areal_sky.spec.scheduling import read_scheduling
 from areal_sky.spec.skypilot_keys import TASK_KEYS, TASK_KEYS_REFUSED, TYPE_WORDS
 
 # The top-level keys that SkyPilot does not have. A file with none of them is a plain SkyPilot task.

@@ -1,41 +1,12 @@
-"""Models, and how their tasks share the cluster: priority weights and pools."""
+"""How tasks share the cluster: priority weights and pools."""
 
 from __future__ import annotations
 
-from areal_sky.errors import InvalidInput
-from areal_sky.spec.backends import ROLLOUT_ENGINES, TRAIN_ENGINES, parse_backend
 from areal_sky.spec.blocks import read_policy
-from areal_sky.spec.cluster import ModelSpec, PoolSpec, PriorityWeight, SchedulingSpec
-from areal_sky.spec.fields import Fields, did_you_mean, unique
+from areal_sky.spec.cluster import PoolSpec, PriorityWeight, SchedulingSpec
+from areal_sky.spec.fields import Fields, unique
 from areal_sky.spec.marks import MapNode, Node
-
-BUILT_IN_MODEL_TYPES = ("moe", "base")
-
-
-def read_models(top: Fields, known_types: tuple[str, ...]) -> tuple[ModelSpec, ...]:
-    """`known_types` are those that `scheduling.priority` lists, beside moe and base."""
-    models: list[ModelSpec] = []
-    seen: dict[str, Node] = {}
-    for path, item in top.items("models", "a list of models"):
-        f = Fields(item, path, top.notes)
-        f.hint({"type": "model_type", "backend": "train", "actor": "train", "inference": "rollout", "path": "config"})
-        name = f.required_text("name", "a name for the model")
-        model_type = f.text("model_type")
-        config, train, rollout = f.text("config"), f.text("train"), f.text("rollout")
-        f.finish()
-        unique(f, seen, name, "name", "the model name")
-        _check_model_type(f, "model_type", model_type, known_types)
-        for key, text, engines in (("train", train, TRAIN_ENGINES), ("rollout", rollout, ROLLOUT_ENGINES)):
-            if text is not None:
-                try:
-                    parse_backend(text, engines)
-                except InvalidInput as e:
-                    f.wrong(f.map.entries[key], f"{f.path(key)}: {e}")
-        if name is not None:
-            models.append(
-                ModelSpec(name=name, model_type=model_type or "base", config=config, train=train, rollout=rollout)
-            )
-    return tuple(models)
+from areal_sky.spec.models import check_model_type
 
 
 def read_scheduling(top: Fields) -> SchedulingSpec:
@@ -103,7 +74,7 @@ def _pools(f: Fields, known_types: tuple[str, ...]) -> tuple[PoolSpec, ...]:
         borrow = p.boolean("borrow")
         p.finish()
         unique(p, seen, name, "name", "the pool name")
-        _check_model_type(p, "model_type", model_type, known_types)
+        check_model_type(p, "model_type", model_type, known_types)
         if most is not None and guaranteed > most:
             p.wrong(
                 p.map.entries["guaranteed_gpus"],
@@ -120,13 +91,3 @@ def _pools(f: Fields, known_types: tuple[str, ...]) -> tuple[PoolSpec, ...]:
                 )
             )
     return tuple(pools)
-
-
-def _check_model_type(f: Fields, key: str, model_type: str | None, known_types: tuple[str, ...]) -> None:
-    known = tuple(dict.fromkeys((*known_types, *BUILT_IN_MODEL_TYPES)))
-    if model_type is not None and model_type not in known:
-        f.wrong(
-            f.map.entries[key],
-            f"{f.path(key)} is `{model_type[:40]}`, which scheduling.priority does not list, "
-            f"expected one of: {', '.join(known)}{did_you_mean(model_type, known)}",
-        )

@@ -19,8 +19,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from areal_sky.core.nodeenv import task_token
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskspec import MAX_PAYLOAD_BYTES, task_spec_from_json
+from areal_sky.core.tokens import task_token
 from areal_sky.core.usage import usage_to_json
 from areal_sky.errors import (
     AlreadyExists,
@@ -41,6 +42,8 @@ _STATUS: dict[type[ArealSkyError], int] = {
 _COVERS = {"read": ("read", "submit", "operate"), "submit": ("submit", "operate"), "operate": ("operate",)}
 MAX_BODY_BYTES = 2 * 2**20
 MAX_SUBMIT_BYTES = MAX_PAYLOAD_BYTES + MAX_BODY_BYTES
+MAX_BATCH_BYTES = 128 * 2**20  # 100,000 tasks of a kilobyte each
+MAX_TOLD = 50
 
 Controller = Callable[[float], None]
 
@@ -69,6 +72,7 @@ def _json_body(limit: int) -> Callable[[Request], Awaitable[dict[str, Any]]]:
 
 
 Body = Annotated[dict[str, Any], Depends(_json_body(MAX_BODY_BYTES))]
+BatchBody = Annotated[dict[str, Any], Depends(_json_body(MAX_BATCH_BYTES))]
 SubmitBody = Annotated[dict[str, Any], Depends(_json_body(MAX_SUBMIT_BYTES))]
 
 
@@ -113,9 +117,18 @@ def create_app(
     def submit_task(raw: SubmitBody) -> Any:
         return service.submit(task_spec_from_json(raw))
 
+    @app.post("/v1/tasks/batch", dependencies=[submit])
+    def submit_many(raw: BatchBody) -> Any:
+        tasks = raw.get("tasks")
+        if not isinstance(tasks, list) or not tasks:
+            raise InvalidInput("tasks: expected a list of tasks")
+        return service.submit_many(_specs(tasks))
+
     @app.get("/v1/tasks", dependencies=[read])
-    def list_tasks(state: str | None = None) -> Any:
-        return {"tasks": service.list(state)}
+    def list_tasks(request: Request, state: str | None = None) -> Any:
+        labels = dict(_label(text) for text in request.query_params.getlist("label"))
+        explain = request.query_params.get("explain") == "1"
+        return {"tasks": service.list(state, labels, _whole(request.query_params, "limit", None), explain)}
 
     @app.get("/v1/tasks/{task_id}", dependencies=[read])
     def get_task(task_id: str) -> Any:
@@ -147,6 +160,19 @@ def create_app(
         if not isinstance(values, dict):
             raise InvalidInput("metrics: expected an object of numbers")
         service.track_metrics(task_id, values)
+        return {"ok": True}
+
+    @app.post("/v1/tasks/{task_id}/checkpoint", dependencies=[submit_or_node])
+    def checkpoint(task_id: str) -> Any:
+        service.checkpointed(task_id)
+        return {"ok": True}
+
+    @app.post("/v1/tasks/{task_id}/phase", dependencies=[submit_or_node])
+    def phase(task_id: str, raw: Body) -> Any:
+        low = raw.get("low", False)
+        if not isinstance(low, bool):
+            raise InvalidInput("low: expected true or false")
+        service.enter_phase(task_id, _field(raw, "phase", str), low)
         return {"ok": True}
 
     @app.post("/v1/runner/logs", dependencies=[node])
@@ -228,6 +254,28 @@ def _field(raw: Mapping[str, Any], key: str, kind: type) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidInput(f"{key}: expected {'a text' if kind is str else 'a whole number'}")
     return value
+
+
+def _specs(raws: list[Any]) -> list[TaskSpec]:
+    """Every mistake of every task, each with the task's place in the list."""
+    specs: list[TaskSpec] = []
+    wrong: list[str] = []
+    for i, raw in enumerate(raws):
+        try:
+            specs.append(task_spec_from_json(raw))
+        except InvalidInput as e:
+            wrong += [f"tasks[{i}].{line}" for line in str(e).splitlines()]
+    if wrong:
+        more = f"\n... and {len(wrong) - MAX_TOLD} mistakes more" if len(wrong) > MAX_TOLD else ""
+        raise InvalidInput("\n".join(wrong[:MAX_TOLD]) + more)
+    return specs
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidInput(f"label {text[:40]!r}: expected KEY=VALUE")
+    return key, value
 
 
 def _whole(values: Mapping[str, str], key: str, default: int | None) -> int | None:

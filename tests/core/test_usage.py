@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from areal_sky.core.model import Bundle, TaskSpec, TaskState
+from areal_sky.core.model import Bundle
 from areal_sky.core.taskevents import (
     Draining,
     Ended,
@@ -14,6 +14,7 @@ from areal_sky.core.taskevents import (
     TaskEvent,
 )
 from areal_sky.core.tasklife import fold
+from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.core.usage import Hold, Usage, holds, merge, past_holds, usage_from_json, usage_to_json
 
 SPEC = TaskSpec("train", command="x", name="grpo", bundles=3, bundle=Bundle(2, 4))

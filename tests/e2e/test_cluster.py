@@ -120,7 +120,8 @@ def address(shell: Shell) -> dict[str, Any]:
 
 
 def submit(shell: Shell, command: str, **fields: Any) -> str:
-    from areal_sky.core.model import Bundle, TaskSpec
+    from areal_sky.core.model import Bundle
+    from areal_sky.core.taskmodel import TaskSpec
 
     spec = TaskSpec(kind="rollout", command=command, model="m", bundle=Bundle(gpus=1, cpus=1), **fields)
     return str(gateway(shell).submit(spec)["task_id"])

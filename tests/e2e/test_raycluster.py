@@ -21,8 +21,9 @@ from typing import Any
 import psutil
 import pytest
 
-from areal_sky.core.model import Bundle, NodeShape, TaskSpec
+from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
+from areal_sky.core.taskmodel import TaskSpec
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -144,7 +145,8 @@ def serve() -> None:
     address, port, state_dir, tokens, ray_tmp = json.load(sys.stdin)
     env = HeadEnv("c", "c-head-0", state_dir, groups=(GroupShape("w", SHAPE, 1, 1, 3),))
     ray = RayClusterAdapter(address, tokens["ray"], Runner, runner_arguments, Path(ray_tmp))
-    service = TaskService(ray, Journal(Path(state_dir) / "journal.db"), SystemClock(), env, grace_s=2.0)
+    service = TaskService(ray, Journal(Path(state_dir) / "journal.db"), SystemClock(), env, grace_s=2.0,
+                          min_runtime_s=0.0)  # fmt: skip
     app = create_app(service, None, tokens, "c")
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", ws="none"))
     threading.Thread(target=server.run, daemon=True).start()
@@ -191,7 +193,8 @@ def service(cluster: PretendCluster) -> Iterator[Service]:
 
 
 def submit(service: Service, command: str, bundles: int = 1, gpus: float = 1, **more: Any) -> str:
-    spec = TaskSpec("train", command=command, bundles=bundles, bundle=Bundle(gpus, 1, 0.5), **more)
+    kind = more.pop("kind", "train")
+    spec = TaskSpec(kind, command=command, bundles=bundles, bundle=Bundle(gpus, 1, 0.25), **more)
     return service.client("submit").submit(spec)["task_id"]
 
 
@@ -279,10 +282,46 @@ def test_a_task_can_report_and_submit_by_itself(service: Service) -> None:
     assert wait_state(service, child["task_id"], "SUCCEEDED")["priority"] == 9
 
 
+def test_an_elastic_gang_gives_ranks_to_a_heavier_task(service: Service) -> None:
+    elastic = submit(service, "echo up; sleep 300", bundles=8, min_bundles=2, kind="rollout", priority=1.0)
+    wait_state(service, elastic, "RUNNING", seconds=60)
+    heavy = submit(service, "echo $CUDA_VISIBLE_DEVICES", bundles=2, gpus=2, priority=9.0)
+    assert wait_state(service, heavy, "SUCCEEDED", "FAILED", seconds=60)["state"] == "SUCCEEDED"
+    smaller = service.client().task(elastic)
+    assert (smaller["state"], len(smaller["gone_ranks"]), smaller["attempt"]) == ("RUNNING", 4, 1)
+    service.client("submit").cancel(elastic)
+    wait_state(service, elastic, "CANCELLED")
+    until(lambda: sum(n.free_gpus for n in service.client().view().nodes) == 8)
+
+
+def test_idle_gpus_are_lent_and_given_back(service: Service) -> None:
+    command = "echo $CUDA_VISIBLE_DEVICES; echo AREAL_SKY_PHASE eval low; sleep 300"
+    train = submit(service, command, bundles=2, gpus=4)
+    until(lambda: service.client().task(train)["phase_low"], 60)
+    guest = submit(service, "echo $CUDA_VISIBLE_DEVICES; sleep 300", gpus=2, kind="eval")
+    devices = until(lambda: text(service, guest), 60).strip().split(",")
+    assert len(devices) == 2 and set(devices) <= {"0", "1", "2", "3"}
+    assert service.client().task(train)["borrowers"] == [guest]
+    service.client("submit").enter_phase(train, "train", False)
+    assert wait_state(service, guest, "QUEUED")["preempted"] == 1
+    assert service.client().task(train)["state"] == "RUNNING"
+    for task_id in (guest, train):
+        service.client("submit").cancel(task_id)
+        wait_state(service, task_id, "CANCELLED")
+    until(lambda: sum(n.free_gpus for n in service.client().view().nodes) == 8)
+
+
+def test_a_task_out_of_memory_asks_for_more(service: Service) -> None:
+    command = "echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2; [ $AREAL_SKY_ATTEMPT = 2 ] || exit 1"
+    task_id = submit(service, command, gpus=0.5, max_retries=1, backoff_s=0.5)
+    task = wait_state(service, task_id, "SUCCEEDED", "FAILED", seconds=60)
+    assert (task["state"], task["attempt"], task["bundle"]["gpus"]) == ("SUCCEEDED", 2, 1.0)
+
+
 def test_kill_9_of_the_service_harms_no_task(service: Service) -> None:
-    running = submit(service, "echo $$; sleep 4; echo survived", gpus=4)
+    running = submit(service, "echo $$; sleep 12; echo survived", gpus=4)
     pid = int(until(lambda: text(service, running)))
-    ends_meanwhile = submit(service, "sleep 1; exit 5", gpus=1)
+    ends_meanwhile = submit(service, "sleep 4; exit 5", gpus=1)
     wait_state(service, ends_meanwhile, "RUNNING")
     waiting = submit(service, "echo later", bundles=2, gpus=4)
     service.kill()

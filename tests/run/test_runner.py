@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from areal_sky.adapters.ports import RankStart
-from areal_sky.core.model import Bundle
 from areal_sky.errors import Unreachable
 from areal_sky.run import runner, shipper
+from areal_sky.run.oom import oom_kills
 from areal_sky.run.runner import RankOrder, RankProcess, Runner, runner_arguments
 from areal_sky.run.shipper import parse_metrics
 
@@ -32,6 +32,7 @@ class Head:
     def __init__(self) -> None:
         self.streams: dict[str, bytes] = {}
         self.metrics: dict[str, float] = {}
+        self.told: list[object] = []
         self.silent = False
 
     def connect(self, url: str, token: str) -> Head:
@@ -50,6 +51,13 @@ class Head:
         if self.silent:
             raise Unreachable("no head")
         self.metrics.update(metrics)
+
+
+    def checkpointed(self, task_id: str) -> None:
+        self.told.append("checkpoint")
+
+    def enter_phase(self, task_id: str, phase: str, low: bool) -> None:
+        self.told.append((phase, low))
 
 
 @pytest.fixture
@@ -173,6 +181,57 @@ def test_metric_lines_become_metrics(run: Run, head: Head) -> None:
     assert parse_metrics("AREAL_SKY_METRIC a=1e-3 b=inf c=nan =4") == {"a": 0.001}
 
 
+def test_a_rank_tells_of_checkpoints_and_phases(run: Run, head: Head) -> None:
+    finished(run("echo AREAL_SKY_CHECKPOINT; echo AREAL_SKY_PHASE eval low; sleep 1; echo AREAL_SKY_PHASE train"))
+    assert head.told == ["checkpoint", ("eval", True), ("train", False)]
+
+
+def test_what_the_head_has_is_given_back_to_the_disk(
+    run: Run, head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipper, "KEEP_BYTES", 2**20)
+    finished(run("head -c 8000000 /dev/zero; echo end"))
+    assert len(head.streams["out"]) == 8_000_004
+    file = tmp_path / "logs" / "t7" / "2.1.out"
+    assert file.stat().st_size == 8_000_004  # offsets stay
+    assert file.read_bytes().endswith(b"end\n")
+    assert file.stat().st_blocks * 512 < 4_000_000
+
+
+def test_a_kill_for_want_of_memory_is_told_from_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter((3, 3, 3, 4))
+    monkeypatch.setattr(runner, "oom_kills", lambda: next(counts))
+    killed, out_of_memory = run("kill -9 $$"), None
+    finished(killed)
+    out_of_memory = run("kill -9 $$")
+    finished(out_of_memory)
+    assert (killed.code, killed.trouble) == (-9, "")
+    assert (out_of_memory.code, out_of_memory.trouble) == (-9, "the kernel killed it: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({}, 0),
+        ({"proc/vmstat": "nr_free 5\noom_kill 7\n"}, 7),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.events": "low 0\noom 9\noom_kill 2\n"}, 2),
+        (
+            {
+                "proc/self/cgroup": "12:cpu:/x\n4:memory:/y\n",
+                "sys/fs/cgroup/memory/y/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
+            },
+            5,
+        ),
+        ({"proc/self/cgroup": "nonsense\n", "proc/vmstat": "oom_kill many\n"}, 0),
+    ],
+)
+def test_the_kernels_count_of_kills_is_read_wherever_it_is(tmp_path: Path, files: dict[str, str], count: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert oom_kills(tmp_path) == count
+
+
 def test_the_exit_waits_until_the_head_has_the_output(run: Run, head: Head) -> None:
     head.silent = True
     process = run("echo precious; echo AREAL_SKY_METRIC x=1")
@@ -262,7 +321,7 @@ def test_the_actor_answers_while_the_command_runs(tmp_path: Path, monkeypatch: p
     start = RankStart(0, "echo $MASTER_PORT; sleep 30", None, {}, "train")
 
     async def drive() -> tuple[int | None, str]:
-        actor = Runner(*runner_arguments("t3.2", 1, Bundle(), start))
+        actor = Runner(*runner_arguments("t3.2", 1, start))
         port = await actor.free_port()
         first = await actor.start("127.0.0.1", port)
         assert await actor.start("127.0.0.1", port) == first  # started once, however often it is told
@@ -280,9 +339,9 @@ def test_a_stop_that_overtakes_the_start_wins(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("AREAL_SKY_NODE_DIR", str(tmp_path))
 
     async def drive() -> tuple[int | None, str]:
-        actor = Runner(*runner_arguments("t4.1", 1, Bundle(), RankStart(0, "touch ran; sleep 30", None, {})))
+        actor = Runner(*runner_arguments("t4.1", 1, RankStart(0, "touch ran; sleep 30", None, {})))
         await actor.stop(5)
-        assert await actor.start("127.0.0.1", 1) == 0
+        assert await actor.start("127.0.0.1", 1) == (0, [])
         return await actor.wait_exit()
 
     assert asyncio.run(drive()) == (-signal.SIGTERM, "")

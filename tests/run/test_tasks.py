@@ -1,67 +1,23 @@
-"""The task service on a Ray without machines, and its death at every single step."""
+"""The task service on a Ray without machines."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from taskworld import GPU4, World
 
-from areal_sky.adapters.fake_ray import Crash, FakeRayCluster
-from areal_sky.adapters.fakes import FakeClock
-from areal_sky.core.model import Bundle, NodeShape, TaskSpec
-from areal_sky.core.nodeenv import GroupShape, HeadEnv
-from areal_sky.core.taskevents import Starting, TaskEvent
+from areal_sky.core.model import Bundle
+from areal_sky.core.taskevents import TaskEvent
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.telemetry import Validity
 from areal_sky.errors import InvalidInput, NotFound, Refused, StateError, Unreachable
-from areal_sky.run.dispatch import HOLD_AFTER_S, RESERVE_S
-from areal_sky.run.journal import Journal
-from areal_sky.run.tasks import TaskService
+from areal_sky.run.dispatch import RESERVE_S
 
-GPU4 = NodeShape(gpus=4, cpus=16, memory_gib=64, accelerator="H100")
-
-
-class World:
-    """A cluster, a clock, a journal on disk, and a service that can die and come back."""
-
-    def __init__(self, folder: Path, nodes: int = 2, journal: Callable[[Path], Journal] = Journal, **ray: Any):
-        self.clock = FakeClock()
-        self.ray = FakeRayCluster(**ray)
-        self.nodes = [self.ray.add_node("w", f"c-w-{i}", GPU4) for i in range(nodes)]
-        self.env = HeadEnv(
-            "c", "c-head-0", str(folder), groups=(GroupShape("w", GPU4, 1, 1, 4),),
-            weights=(("moe", 1.5), ("base", 1.0)), models=(("m", "moe"), ("b", "base")),
-        )  # fmt: skip
-        self.make_journal = journal
-        self.service: TaskService = None  # type: ignore[assignment]
-        self.journal: Journal = None  # type: ignore[assignment]
-        self.start()
-
-    def start(self) -> None:
-        """A new process."""
-        if self.journal is not None:
-            self.journal.close()
-        self.journal = self.make_journal(Path(self.env.state_dir) / "journal.db")
-        self.service = TaskService(self.ray.connection(), self.journal, self.clock, self.env)
-
-    def tick(self, times: int = 1, seconds: float = 0.1) -> None:
-        for _ in range(times):
-            self.service.tick(self.clock.advance(seconds))
-
-    def submit(self, gpus: float = 1, bundles: int = 1, **more: Any) -> str:
-        spec = TaskSpec(**{"kind": "train", "command": "x", **more}, bundles=bundles, bundle=Bundle(gpus, 1))
-        return self.service.submit(spec)["task_id"]
-
-    def state(self, task_id: str) -> str:
-        return self.service.get(task_id)["state"]
-
-    def finish(self, task_id: str, code: int = 0) -> None:
-        task = self.service.get(task_id)
-        for rank in range(task["bundles"]):
-            self.ray.finish(f"{task_id}.{task['attempt']}", rank, code)
+HOLD_AFTER_S = 300.0
 
 
 @pytest.fixture
@@ -83,7 +39,9 @@ def test_before_the_first_look_there_is_no_view(tmp_path: Path) -> None:
 
 def test_a_task_runs_and_ends(world: World) -> None:
     answer = world.service.submit(TaskSpec("train", command="x", bundle=Bundle(2, 1)))
-    assert answer == {"task_id": "t1", "status": "SCHEDULED", "reason": ""}
+    assert answer == {"task_id": "t1", "status": "SCHEDULED", "reason": "", "warnings": []}
+    world.tick()
+    assert world.state("t1") == "PLACED"  # its runners were only asked for
     world.tick()
     assert world.state("t1") == "RUNNING"
     world.finish("t1")
@@ -119,7 +77,7 @@ def test_schedule_says_queued_with_the_reason(world: World) -> None:
     assert answer["status"] == "QUEUED"
     assert "0 of 1 fit now" in answer["reason"]
     world.tick()
-    assert "number 1 of 1 in the queue: score 5.00 = priority 5 x weight 1" in story(world, "t2")
+    assert "number 1 of 1 in the queue: score 4.00 = priority 5 x weight 1 x eval 0.8 +" in story(world, "t2")
 
 
 def test_weights_and_priorities_order_the_queue(world: World) -> None:
@@ -228,7 +186,7 @@ def test_cancel_at_every_stage(tmp_path: Path) -> None:
     running = world.submit()
     world.tick()
     world.ray.reserve_all()
-    world.tick()
+    world.tick(2)
     assert world.state(running) == "RUNNING"
     assert world.service.cancel(running)["state"] == "RUNNING"
     world.tick(2)
@@ -259,7 +217,15 @@ def test_ray_that_does_not_reserve_gives_the_place_back(tmp_path: Path) -> None:
     world.tick(2)
     assert world.state(task) == "PLACED"
     world.tick(1, seconds=RESERVE_S + 1)
-    assert world.service.get(task)["attempt"] == 2  # requeued and placed anew in one tick
+    assert world.state(task) == "QUEUED"
+    assert "Ray did not give it its resources within 30 s; not before 5 s" in world.service.get(task)["reason"]
+    world.tick(2, seconds=6)
+    assert world.service.get(task)["attempt"] == 2
+    world.tick(1, seconds=RESERVE_S + 1)
+    assert "not before 10 s from now" in world.service.get(task)["reason"]  # less and less often
+    world.ray.slow_reserve = False
+    world.tick(3, seconds=11)
+    assert (world.state(task), world.ray.gangs_left()) == ("RUNNING", [f"{task}.3"])
 
 
 def test_a_draining_replica_takes_no_work_and_is_emptied_at_its_deadline(world: World) -> None:
@@ -311,7 +277,7 @@ def test_a_long_waiting_gang_is_not_starved_by_small_tasks(world: World) -> None
     late = world.submit(priority=1)
     world.tick(2)
     assert world.state(late) == "QUEUED"
-    assert "held back" in world.service.get(late)["reason"]
+    assert "2 nodes are reserved for tasks before it" in world.service.get(late)["reason"]
     for task in small:
         world.finish(task)
     world.tick(3)
@@ -366,13 +332,11 @@ def test_the_view_tells_the_controller_what_waits_and_what_idles(world: World) -
 
 def test_foreign_work_is_not_idle(world: World) -> None:
     node = world.ray.live[world.nodes[0]]
-    connection = world.service._ray
+    connection = world.service._gangs._ray
     original = connection.nodes
 
     def with_foreign() -> tuple[Any, ...]:
-        return tuple(
-            dataclasses.replace(n, available_gpus=2.0) if n.node_id == node.node_id else n for n in original()
-        )
+        return tuple(dataclasses.replace(n, available_gpus=2.0) if n.node_id == node.node_id else n for n in original())
 
     connection.nodes = with_foreign  # type: ignore[method-assign]
     world.tick()
@@ -443,113 +407,3 @@ def test_a_full_disk_stops_the_service_but_loses_no_exit(world: World) -> None:
 
 def _full(events: Sequence[TaskEvent]) -> None:
     raise StateError("disk is full")
-
-
-# ---------------------------------------------------------------- death at every step
-
-
-class MortalJournal(Journal):
-    """Dies before or after the n-th append, in turn."""
-
-    crash_in: int | None = None
-
-    def append(self, events: Sequence[TaskEvent]) -> None:
-        self._step()
-        super().append(events)
-        self._step()
-
-    def _step(self) -> None:
-        cls = type(self)
-        if cls.crash_in is not None:
-            cls.crash_in -= 1
-            if cls.crash_in <= 0:
-                cls.crash_in = None
-                raise Crash
-
-
-def _scenario(world: World, crash: Callable[[int], None], point: int) -> bool:
-    """Gangs, a retry, an evict and a cancel under one crash; True when the crash point was reached."""
-    crashed = False
-    submitted: dict[str, str] = {}
-    steps: list[Callable[[], object]] = [
-        lambda: submitted.setdefault("gang", world.submit(gpus=3, bundles=2, submit_key="gang")),
-        lambda: submitted.setdefault("retry", world.submit(gpus=1, max_retries=1, submit_key="retry")),
-        lambda: submitted.setdefault("wait", world.submit(gpus=4, bundles=2, submit_key="wait")),
-        lambda: submitted.setdefault("cancel", world.submit(gpus=1, submit_key="cancel")),
-        lambda: world.tick(2),
-        lambda: world.ray.finish("t2.1", 0, 1) if ("t2.1", 0) in world.ray.running() else None,
-        lambda: world.tick(2),
-        lambda: world.service.cancel("t4"),
-        lambda: world.tick(2),
-        lambda: world.service.evict_replica("c-w-1", "reclaimed"),
-        lambda: world.tick(3),
-        lambda: world.ray.add_node("w", "c-w-2", GPU4, node_id="extra") if "extra" not in world.ray.live else None,
-        lambda: world.tick(2),
-    ]
-    crash(point)
-    for step in steps:
-        try:
-            step()
-        except Crash:
-            crashed = True
-            world.start()
-            step()  # the caller had no answer: it asks again
-        _no_task_runs_twice(world)
-    for _ in range(30):
-        for gang, rank in world.ray.running():
-            world.ray.finish(gang, rank, 0)
-        try:
-            world.tick(2, seconds=5)
-        except Crash:
-            crashed = True
-            world.start()
-        _no_task_runs_twice(world)
-    return crashed
-
-
-def _no_task_runs_twice(world: World) -> None:
-    attempts = {g.split(".")[0]: {a for a, _ in world.ray.running() if a.startswith(g.split(".")[0] + ".")}
-                for g, _ in world.ray.running()}  # fmt: skip
-    assert all(len(a) == 1 for a in attempts.values()), attempts
-    assert not world.ray.over_committed()
-    again = [rank for rank, n in world.ray.started.items() if n > 1]
-    assert not again, f"started twice: {again}"
-
-
-@pytest.mark.parametrize("where", ["journal", "ray"])
-def test_no_crash_loses_a_task_or_runs_one_twice(tmp_path: Path, where: str) -> None:
-    point = 0
-    while True:
-        point += 1
-        world = World(tmp_path / str(point), journal=MortalJournal)
-
-        def crash(n: int, world: World = world) -> None:
-            if where == "journal":
-                MortalJournal.crash_in = n
-            else:
-                world.ray.crash_after = n
-
-        reached = _scenario(world, crash, point)
-        MortalJournal.crash_in = world.ray.crash_after = None
-        states = Counter(t["state"] for t in world.service.list())
-        world.tick(2)
-        assert states in ({"SUCCEEDED": 3, "CANCELLED": 1},), (point, states)
-        assert world.ray.gangs_left() == [], f"crash point {point} leaked a placement group"
-        world.journal.close()
-        if not reached:
-            break
-    assert point > 20  # the scenario has that many steps at least
-
-
-def test_a_gang_started_but_not_recorded_is_taken_over(tmp_path: Path) -> None:
-    world = World(tmp_path, journal=MortalJournal)
-    task = world.submit(gpus=4, bundles=2)
-    MortalJournal.crash_in = 5  # before and after Placed, before and after Starting, before Started
-    with pytest.raises(Crash):
-        world.tick(2)
-    assert isinstance(world.journal.read()[-1].fact, Starting)
-    assert len(world.ray.running()) == 2
-    world.start()
-    world.tick(2)
-    assert world.state(task) == "RUNNING"
-    assert set(world.ray.started.values()) == {1}

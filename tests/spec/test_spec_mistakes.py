@@ -112,6 +112,9 @@ ONE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "model twice": ("models: [{name: a}, {name: a}]", "1:28", ("the model name `a` twice",)),
     "model without a name": ("models: [{train: 'fsdp:d8'}]", "1:10", ("has no `name`",)),
     "train backend": ("models: [{name: a, train: 'fdsp:d8'}]", "1:27", ("did you mean `fsdp`?",)),
+    "memory unknown": ("models: [{name: a, memory: {tokens: 3}}]", "1:29", ("did you mean `micro_batch_tokens`?",)),
+    "memory optimizer": ("models: [{name: a, memory: {optimizer: adamw}}]", "1:40", ("expected one of: adam, ",)),
+    "memory context": ("models: [{name: a, memory: {context: 0}}]", "1:38", ("a whole number from 1 to",)),
     "rollout backend": ("models: [{name: a, rollout: 'fsdp:d8'}]", "1:29", ("expected one of: sglang, vllm",)),
     "pool above its limit": (
         "scheduling: {pools: [{name: p, model_type: moe, guaranteed_gpus: 4, max_gpus: 2}]}", "1:66",

@@ -16,8 +16,9 @@ import uvicorn
 from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
-from areal_sky.core.model import Bundle, NodeShape, TaskSpec
+from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
+from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused, StateError, Unauthorized, Unreachable
 from areal_sky.run.journal import Journal
 from areal_sky.run.tasks import TaskService
@@ -39,6 +40,9 @@ class Hub:
 
     def replica_loads(self, now_s: float) -> dict[str, Any]:
         return {}
+
+    def peak_memory_gib(self, task_id: str, since_s: float) -> float | None:
+        return None
 
 
 class Head:
@@ -84,6 +88,19 @@ ROUTES = [
     ("POST", "/v1/nodes/heartbeat", "node"), ("POST", "/v1/runner/logs", "node"),
 ]  # fmt: skip
 COVERS = {"read": {"read"}, "submit": {"read", "submit"}, "operate": {"read", "submit", "operate"}, "node": {"node"}}
+
+
+def test_a_batch_comes_back_in_order(head: Head) -> None:
+    submit, read = head.client("submit"), head.client("read")
+    chain = [TaskSpec("train", command="x", name="first", array=3), TaskSpec("eval", command="x", after=("first",))]
+    answer = submit.submit_many(chain)
+    first, second = answer["tasks"]
+    assert (answer["warnings"], second["status"]) == ([], "QUEUED")
+    assert read.task(second["task_id"])["after"] == [first["task_ids"]]
+    assert [t["terms"] for t in read.tasks("queued", explain=True)] == [""]  # it waits for no room
+    assert len(read.tasks("active", limit=2)) == 2
+    for task in read.tasks("active"):
+        submit.cancel(task["task_id"])
 
 
 @pytest.mark.parametrize(("method", "path", "needs"), ROUTES)
@@ -149,6 +166,21 @@ def test_errors_come_back_as_themselves(head: Head) -> None:
     told = str(e.value)
     for words in ("did you mean 'train'?", "command:", "bundles: 0", "priority: 101", "gpus: 1.5", "cpus: -1"):
         assert words in told
+    many = [TaskSpec("train", command="x"), TaskSpec("tran", command="x"), TaskSpec("eval", command="", array=0)]
+    with pytest.raises(InvalidInput) as e:
+        submit.submit_many(many)
+    lines = str(e.value).splitlines()
+    assert [line.partition(".")[0] for line in lines] == ["tasks[1]", "tasks[2]", "tasks[2]"]
+    with pytest.raises(InvalidInput, match="expected a list of tasks"):
+        submit.submit_many([])
+    with pytest.raises(Unauthorized):
+        read.submit_many([SPEC])
+    with pytest.raises(Unauthorized):
+        read.checkpointed("t1")
+    with pytest.raises(InvalidInput, match="KEY=VALUE"):
+        read._call("GET", "/v1/tasks", params={"label": "x"})
+    with pytest.raises(InvalidInput, match="low: expected"):
+        submit._call("POST", "/v1/tasks/t1/phase", {"phase": "x", "low": "yes"})
     with pytest.raises(NotFound, match="no task 'nope'"):
         read.task("nope")
     with pytest.raises(NotFound):

@@ -19,10 +19,18 @@ from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
-from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused
+from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused, SpecError
 from areal_sky.run.journal import Journal
 from areal_sky.run.tasks import TaskService
-from areal_sky.task import Task, TaskHandle, TaskScheduler, TaskStatus, track_runtime_metrics
+from areal_sky.task import (
+    Task,
+    TaskHandle,
+    TaskScheduler,
+    TaskStatus,
+    checkpointed,
+    low_phase,
+    track_runtime_metrics,
+)
 from areal_sky.ui.cli.main import cli
 from areal_sky.ui.gateway import create_app
 
@@ -80,7 +88,7 @@ def test_words_after_the_options_are_the_command(head: Head) -> None:
     assert result.output == "t1 scheduled\n"
     task = head.service.get("t1")
     assert (task["command"], task["bundles"], task["bundle"]["gpus"]) == ("python 'a b.py' --lr 1", 2, 2.0)
-    assert head.service._records["t1"].spec.envs == {"A": "b c"}
+    assert head.service._tasks.get("t1").spec.envs == {"A": "b c"}
     head.run("submit", "--cpus", "0.5", "python", "b.py", "--gpus", "9")  # no `--` needed
     assert head.service.get("t2")["command"] == "python b.py --gpus 9"
     head.run("submit", "echo hi | wc")
@@ -94,10 +102,42 @@ def test_a_file_gives_the_fields_and_options_win(head: Head, tmp_path: Path) -> 
         "accelerators: H100\nmodel: qwen3-30b-a3b\n"
     )
     assert json.loads(head.run("submit", "--priority", "9", "--json", str(file)).output)["status"] == "SCHEDULED"
-    spec = head.service._records["t1"].spec
+    spec = head.service._tasks.get("t1").spec
     assert (spec.kind, spec.priority, spec.envs) == ("rollout", 9.0, {"LR": "0.1"})
     assert (spec.bundle.memory_gib, spec.accelerators) == (2.0, ("H100",))
     assert head.service.get("t1")["weight"] == 1.5
+
+
+def test_a_file_of_several_tasks_is_queued_at_once_and_in_order(head: Head, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.yaml"
+    file.write_text(
+        "tasks:\n  - {run: train, name: train, after: prep, timeout: 2h, labels: {run: a}}\n"
+        "  - {run: prep, name: prep, array: 3, gpus: 4, labels: {run: a}}\n"
+    )
+    told = head.run("submit", str(file)).output.splitlines()
+    assert told[0].startswith("t1 queued: it comes after t2..t4 (prep), 3 of them left")
+    assert told[1] == "t2..t4 scheduled"
+    lines = head.run("queue", "--label", "run=a").output.splitlines()
+    assert [line.split()[:2] for line in lines[1:5]] == [
+        ["t2", "prep[0]"], ["t3", "prep[1]"], ["t4", "prep[2]"], ["t1", "train"]
+    ]  # fmt: skip
+    assert head.run("queue", "--label", "run=b").output == "no such task\n"
+    assert head.run("queue", "--state", "succeeded").output == "no such task\n"
+    assert "these are several" in str(failure(head.run("submit", "--follow", str(file))))
+    circle = "tasks:\n  - {run: a, name: a, after: b}\n  - {run: b, name: b, after: a}\n  - {run: c, after: x}\n"
+    file.write_text(circle)
+    told = str(failure(head.run("submit", str(file))))
+    assert "task 3: after: there is no task 'x'" in told
+    assert "after: a waits for b waits for a: a circle, none of them could ever start" in told
+
+
+def test_a_late_deadline_is_warned_of_or_refused(head: Head) -> None:
+    head.clock.advance(time.time() - head.clock.now())
+    result = CliRunner(mix_stderr=False).invoke(cli, ["submit", "--deadline", "1s", "--estimate", "2h", "x"])
+    assert result.stdout == "t1 scheduled\n"
+    assert result.stderr.startswith("warning: it")
+    late = failure(head.run("submit", "--deadline", "1s", "--estimate", "2h", "--if-late", "refuse", "x"))
+    assert isinstance(late, Refused)
 
 
 def test_a_skypilot_task_is_submitted_without_its_machines(head: Head) -> None:
@@ -105,7 +145,7 @@ def test_a_skypilot_task_is_submitted_without_its_machines(head: Head) -> None:
     words = ["submit", "--kind", "driver", "--env", "TRIAL=t9", str(file)]
     told = CliRunner(mix_stderr=False).invoke(cli, words).stderr
     assert "left out, since the cluster's machines are up: resources, num_nodes, secrets" in told
-    spec = head.service._records["t1"].spec
+    spec = head.service._tasks.get("t1").spec
     task = yaml.safe_load(file.read_text())
     assert (spec.kind, spec.name, spec.command) == ("driver", "areal-grpo", task["run"])
     assert spec.envs == {**task["envs"], "TRIAL": "t9"}
@@ -116,11 +156,11 @@ def test_mistakes_are_told_all_at_once(head: Head, tmp_path: Path) -> None:
     file = tmp_path / "task.yaml"
     file.write_text("runn: x\nbundels: 2\n")
     told = str(failure(head.run("submit", str(file))))
-    assert "unknown key 'runn', did you mean 'run'?" in told
-    assert "did you mean 'bundles'?" in told
-    assert "`run` is missing" in told
+    assert f"{file}:1:1: unknown key `runn` at the top, did you mean `run`?" in told
+    assert f"{file}:2:1: unknown key `bundels` at the top, did you mean `bundles`?" in told
+    assert "the task has no `run`" in told
     file.write_text("run: [")
-    assert isinstance(failure(head.run("submit", str(file))), InvalidInput)
+    assert isinstance(failure(head.run("submit", str(file))), SpecError)
     assert "no-such.yaml" in str(failure(head.run("submit", "no-such.yaml")))
     told = str(failure(head.run("submit", "--gpus", "1.5", "--bundles", "0", "--priority", "200", "x")))
     assert len(told.splitlines()) == 3
@@ -145,6 +185,9 @@ def test_the_queue_fits_80_columns_and_is_in_order(head: Head) -> None:
     assert [line.split()[0] for line in lines[:4]] == ["ID", "t1", "t3", "t2"]
     assert lines[4].startswith("t3: group w: 0 of 1 fit now (4 GPUs, 1 CPU each; free on 1 node")
     assert "5x1.5" in lines[2]
+    told = head.run("queue", "--explain").output
+    assert "t3: score 7.50 = priority 5 x weight 1.5 x rollout 1 + 0.00 for 0 min waited" in " ".join(told.split())
+    assert "waits because group w: 0 of 1 fit now" in " ".join(told.split())
     assert "c-w-0/0" in lines[1]
     assert lines[-1] == "1 running, 2 waiting"
     assert [t["task_id"] for t in json.loads(head.run("queue", "--json").output)["tasks"]] == ["t1", "t3", "t2"]
@@ -180,7 +223,7 @@ def test_logs_print_both_streams_to_their_places(head: Head) -> None:
 
 def test_follow_goes_over_attempts_to_the_end(head: Head) -> None:
     def work() -> None:
-        while head.service._records.get("t1") is None:
+        while head.service._tasks.get("t1") is None:
             time.sleep(0.01)
         head.tick()
         head.service.push_log("t1", 1, 0, "out", 0, b"one\n")
@@ -196,7 +239,7 @@ def test_follow_goes_over_attempts_to_the_end(head: Head) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    result = CliRunner(mix_stderr=False).invoke(cli, ["submit", "--retries", "1", "--follow", "x"])
+    result = CliRunner(mix_stderr=False).invoke(cli, ["submit", "--retries", "1", "--backoff", "0s", "--follow", "x"])
     thread.join()
     assert result.stdout == "one\ntwo\n"
     assert "t1 runs again, attempt 2" in result.stderr
@@ -213,9 +256,28 @@ def test_the_python_api(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = scheduler.handles
     assert head.service.get("t2")["command"] == "cd '/tmp/x y' && { echo 'a b'\n}"
     head.tick()
+    assert (first.status(), second.status()) == (TaskStatus.SCHEDULED, TaskStatus.QUEUED)
+    head.tick()
     assert (first.status(), second.status()) == (TaskStatus.RUNNING, TaskStatus.QUEUED)
     assert "0 of 1 fit now" in second.why()[-1][1]
     assert track_runtime_metrics("t1", {"reward": 1.0})
+    assert checkpointed("t1")
+    with low_phase("eval", "t1"):
+        assert (first.info()["phase"], first.info()["phase_low"]) == ("eval", True)
+    assert (first.info()["phase"], first.info()["phase_low"]) == ("after eval", False)
+    assert [text for _, text in first.why()][-3:] == [
+        "saved a checkpoint", "phase eval: leaves its GPUs idle", "phase after eval"
+    ]  # fmt: skip
+    with pytest.raises(Refused, match="t2 does not run: it is queued"):
+        checkpointed("t2")
+    with pytest.raises(InvalidInput, match="no task id"):
+        checkpointed()
+    third, *rest = scheduler.submit_many([Task("x", name="a", array=2), Task("y", after="a")])
+    assert [h.task_id for h in (third, *rest)] == ["t3", "t4", "t5"]
+    assert head.service.get("t5")["after"] == ["t3..t4"]
+    for handle in rest:
+        handle.cancel()
+    third.cancel()
     assert first.metrics() == {"reward": 1.0}
     head.service.push_log("t1", 1, 0, "out", 0, b"hi\n")
     assert first.logs() == "hi\n"

@@ -27,7 +27,7 @@ def up(file: str, infra: str | None, foreground: bool, detach: bool) -> None:
     from areal_sky.run import supervise
 
     began_s = time.monotonic()
-    cluster = Cluster.create(file, infra=infra)
+    cluster = Cluster.create(file, infra=infra, warn=lambda line: echo_line(line, lead="warning: ", err=True))
     if foreground:
         run_in_foreground(cluster)
         return

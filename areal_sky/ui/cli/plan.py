@@ -11,11 +11,11 @@ from typing import Any
 
 import click
 
-from areal_sky.core import launch, prices, taskyaml
+from areal_sky.core import launch, memory_check, prices, taskyaml
 from areal_sky.core.model import GroupPlan, LaunchPlan
 from areal_sky.core.prices import HOURS_PER_MONTH
 from areal_sky.errors import InvalidInput, Refused, StateError
-from areal_sky.run import shipping
+from areal_sky.run import modelfiles, shipping
 from areal_sky.run.offers import known_for
 from areal_sky.specfile import read_spec
 from areal_sky.ui.cli import planview
@@ -34,10 +34,12 @@ def plan(file: str, offline: bool, no_sky: bool, as_json: bool) -> None:
 
     Nothing is launched. Offers come from SkyPilot's catalogs, for the clouds that `sky check` found; without SkyPilot
     or an enabled cloud they come from a small table shipped with areal_sky, and what that leaves open is said. Ends
-    with 3 if `up` would refuse: over `budget.max_hourly_usd`, no such machine, groups that share no region.
+    with 3 if `up` would refuse: over `budget.max_hourly_usd`, no such machine, groups that share no region, a model
+    that cannot fit its GPUs.
     """
     spec = read_spec(file, time.time())
-    planned = launch.draft(spec, known_for(spec, offline=offline, sky=not no_sky))
+    files = modelfiles.architectures(spec, Path(file).absolute().parent)
+    planned = launch.draft(spec, known_for(spec, offline=offline, sky=not no_sky), files)
     if as_json:
         click.echo(json.dumps(plan_dict(planned), indent=2))
     else:
@@ -47,6 +49,7 @@ def plan(file: str, offline: bool, no_sky: bool, as_json: bool) -> None:
         for part in planview.story(planned):
             console.print(part)
     launch.refuse(planned)
+    memory_check.refuse(planned.memory)
 
 
 @click.command()
@@ -93,7 +96,8 @@ def plan_dict(planned: LaunchPlan) -> dict[str, Any]:
         "price_sources": planview.sources(groups),
         "guesses": list(planned.guesses),
         "unknowns": list(planned.unknowns),
-        "refusals": list(planned.refusals),
+        "refusals": [*planned.refusals, *planned.memory.refusals],
+        "memory": {"needs": [asdict(n) for n in planned.memory.needs], "warnings": list(planned.memory.warnings)},
         "next_places": [{"place": place, "usd_per_hour_at_max": _cents(usd)} for place, usd in planned.next_places],
         "spot": asdict(planned.spot),
     }

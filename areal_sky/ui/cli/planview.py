@@ -59,9 +59,11 @@ def story(planned: LaunchPlan) -> Iterable[RenderableType]:
         ("Spot", "green", [_spot(g) for g in planned.groups]),
         ("Choices", "cyan", [line for g in planned.groups for line in _choices(g)]),
         ("Next best", "cyan", [*(_next_best(g) for g in planned.groups if g.alternatives), *_next_places(planned)]),
+        ("Memory", "green", planned.memory.lines),
+        ("Warned", "yellow", planned.memory.warnings),
         ("Guessed", "yellow", planned.guesses),
         ("Not known", "red", planned.unknowns),
-        ("Refused", "bold red", planned.refusals),
+        ("Refused", "bold red", (*planned.refusals, *planned.memory.refusals)),
     ):
         if lines:
             yield _section(title, style, lines)

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def _serve(head: Head) -> int:
 
     def connect() -> TaskService:
         ray = RayClusterAdapter(head.ray_address, head.tokens.get("ray", ""), Runner, runner_arguments, head.ray_tmp)
-        service = TaskService(ray, journal, SystemClock(), head.env, hub)
+        service = TaskService(ray, journal, SystemClock(), head.env, hub, steady=time.monotonic)
         stop_on_signals(stop)  # again: Ray has put its own handlers in place
         app = create_app(service, hub, head.tokens, head.env.cluster, on_controller=lambda _: head.controller_seen())
         config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False)

@@ -1,0 +1,297 @@
+"""Who holds which part of which node, and what that leaves free.
+
+free = the node - what others than us use - leases - claims
+
+A claim is capacity set aside for a task that has been promised it while others still hold it: what they free goes to
+the claim and to nobody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from areal_sky.core.gangs import Placement
+from areal_sky.core.model import Bundle
+from areal_sky.core.room import UNIT, Need, NodeRoom, need_of, take_foreign, units
+from areal_sky.core.roomindex import Node, RoomIndex
+from areal_sky.core.waiting import Change, Item
+
+NOTHING = Bundle(0.0, 0.0, 0.0)
+
+
+class Hold:
+    """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim."""
+
+    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "since_s", "standing")
+
+    def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
+        self.item = item
+        self.need: Need = need or need_of(item.entry.ask.bundle)
+        self.placement = placement
+        self.since_s = since_s
+        self.checkpoint_s = since_s  # work up to here is safe
+        self.ending = ""  # for which task it has been told to end, or to shrink
+        self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
+
+    @property
+    def task_id(self) -> str:
+        return self.item.entry.task_id
+
+    def served_s(self, now_s: float) -> float:
+        """Seconds of service in this and earlier runs."""
+        return self.item.served_s + max(0.0, now_s - self.since_s)
+
+    def lost_s(self, now_s: float) -> float:
+        """Seconds of work that ending it now would lose."""
+        return max(0.0, now_s - self.checkpoint_s)
+
+    def ends_s(self, now_s: float) -> float | None:
+        """When it is expected to end; None where nobody knows. What is overdue may end any time."""
+        estimate_s = self.item.entry.estimate_s
+        if estimate_s is None:
+            return None
+        return max(now_s, self.since_s + max(0.0, estimate_s - self.item.served_s))
+
+    def on(self, node_id: str) -> list[tuple[int, ...]]:
+        """The devices of each of its bundles there."""
+        if len(self.placement.node_ids) == 1:
+            return [tuple([i for i, _ in self.placement.devices[0]])]
+        where = zip(self.placement.node_ids, self.placement.devices, strict=True)
+        return [tuple(i for i, _ in shares) for n, shares in where if n == node_id]
+
+
+class Site:
+    """A node with all that is on it. `simple`: what is free can be told by adding and subtracting."""
+
+    __slots__ = ("claims", "foreign", "leases", "room", "simple")
+
+    def __init__(self):
+        self.room: NodeRoom | None = None  # None: not here, or takes no new work
+        self.foreign = NOTHING
+        self.leases: dict[str, Hold] = {}
+        self.claims: dict[str, Hold] = {}
+        self.simple = True
+
+
+class Leases:
+    """See the module. Keeps `index` up to date; `changes` collects nodes with other room than when they were
+    looked at last.
+    """
+
+    def __init__(self, index: RoomIndex):
+        self._index = index
+        self.sites: dict[str, Site] = {}
+        self.running: dict[str, Hold] = {}
+        self.claims: dict[str, Hold] = {}
+        self.changes: dict[Node, Change] = {}
+        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
+        self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
+
+    # ---------------------------------------------------------------- nodes
+
+    def set_node(self, room: NodeRoom, foreign: Bundle = NOTHING) -> None:
+        """The node as it is without any of our work, and what others use of it. Unchanged: costs nothing."""
+        site = self.sites.get(room.node_id)
+        if site is None:
+            site = self.sites[room.node_id] = Site()
+        if site.room == room and site.foreign == foreign:
+            return
+        site.room, site.foreign = room, foreign
+        old = self._index.nodes.get(room.node_id)
+        change, guard = Change(None), ""
+        if old is not None:
+            change, guard = self.changes.pop(old, None) or Change(old.bucket), old.guard
+        node = self._index.put(room)
+        self._index.set_guard(node, guard)
+        self._recount(room.node_id)
+        self.changes[node] = change
+
+    def drop_node(self, node_id: str) -> None:
+        """It takes no work any more. Leases there stay until their tasks have ended."""
+        site = self.sites.get(node_id)
+        if site is None:
+            return
+        site.room = None
+        self.claims_to_check.update(site.claims)
+        node = self._index.nodes.get(node_id)
+        if node is not None:
+            self.changes.pop(node, None)
+        self._index.drop(node_id)
+        self._tidy(node_id)
+
+    # ---------------------------------------------------------------- holds
+
+    def hold(self, lease: Hold) -> None:
+        """The task runs there from now on; `find` has just said that this is free."""
+        self.running[lease.task_id] = lease
+        for node_id in lease.placement.node_ids:
+            self.sites[node_id].leases[lease.task_id] = lease
+        self._move(lease, take=True)
+
+    def adopt(self, lease: Hold) -> None:
+        """The task runs there already, free or not, also on nodes that are not known yet."""
+        self.running[lease.task_id] = lease
+        for node_id in dict.fromkeys(lease.placement.node_ids):
+            self._site(node_id).leases[lease.task_id] = lease
+            self._recount(node_id)
+
+    def release(self, task_id: str) -> Hold | None:
+        """The task holds nothing any more."""
+        lease = self.running.pop(task_id, None)
+        if lease is None:
+            return None
+        for node_id in lease.placement.node_ids:
+            self.sites[node_id].leases.pop(task_id, None)
+        self._move(lease, take=False)
+        return lease
+
+    def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
+        """These ranks have ended; the others run on and are numbered anew from 0."""
+        lease = self.release(task_id)
+        if lease is None:
+            return
+        gone = set(ranks)
+        left = [r for r in range(len(lease.placement.node_ids)) if r not in gone]
+        lease.placement = Placement(
+            tuple(lease.placement.node_ids[r] for r in left), tuple(lease.placement.devices[r] for r in left)
+        )
+        self.adopt(lease)
+
+    def claim(self, claim: Hold) -> None:
+        """Nobody else gets that capacity, whoever holds it now."""
+        self.claims[claim.task_id] = claim
+        for node_id in dict.fromkeys(claim.placement.node_ids):
+            self._site(node_id).claims[claim.task_id] = claim
+            self._recount(node_id)
+
+    def unclaim(self, task_id: str) -> Hold | None:
+        claim = self.claims.pop(task_id, None)
+        if claim is None:
+            return None
+        for node_id in dict.fromkeys(claim.placement.node_ids):
+            self.sites[node_id].claims.pop(task_id, None)
+            self._recount(node_id)
+            self._tidy(node_id)
+        return claim
+
+    def claim_is_free(self, claim: Hold, without: Container[Hold] = ()) -> bool | None:
+        """Whether all that it claims is free; None when it can never be, since a node of it has gone.
+
+        `without`: leases that are taken for ended.
+        """
+        free = True
+        for node_id in dict.fromkeys(claim.placement.node_ids):
+            site = self.sites[node_id]
+            if site.room is None:
+                return None
+            devices, cpus, memory = left_on(site, (), without)
+            bundles = claim.on(node_id)
+            amount = UNIT if claim.need.whole else claim.need.part
+            for chosen in bundles:
+                for i in chosen:
+                    if i >= len(devices):
+                        return None
+                    devices[i] -= amount
+                    free = free and devices[i] >= 0
+            enough = cpus >= len(bundles) * claim.need.cpus and memory >= len(bundles) * claim.need.memory
+            free = free and enough
+        return free
+
+    def next_changed(self) -> Node | None:
+        """A node with more room than when it was looked at last; the one with least room first."""
+        changes = self.changes
+        queue = self._to_look_at
+        while queue:
+            node = queue[-1][3]
+            if node in changes:
+                return node
+            queue.pop()
+        if not changes:
+            return None
+        if len(changes) == 1:
+            return next(iter(changes))
+        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
+        found.sort(key=lambda x: x[:3], reverse=True)
+        self._to_look_at = found
+        return found[-1][3]
+
+    # ---------------------------------------------------------------- how
+
+    def _site(self, node_id: str) -> Site:
+        site = self.sites.get(node_id)
+        if site is None:  # a task that an earlier process placed on a node not seen yet
+            site = self.sites[node_id] = Site()
+        return site
+
+    def _move(self, lease: Hold, *, take: bool) -> None:
+        placement = lease.placement
+        if len(placement.node_ids) == 1:
+            self._change(placement.node_ids[0], lease.need, [i for i, _ in placement.devices[0]], 1, take)
+            return
+        devices: dict[str, list[int]] = {}
+        bundles: dict[str, int] = {}
+        for node_id, shares in zip(placement.node_ids, placement.devices, strict=True):
+            here = devices.get(node_id)
+            if here is None:
+                here = devices[node_id] = []
+            here += [i for i, _ in shares]
+            bundles[node_id] = bundles.get(node_id, 0) + 1
+        for node_id, n in bundles.items():
+            self._change(node_id, lease.need, devices[node_id], n, take)
+
+    def _change(self, node_id: str, need: Need, devices: list[int], bundles: int, take: bool) -> None:
+        node = self._index.nodes.get(node_id)
+        if node is None:
+            if not take:
+                self._tidy(node_id)
+            return
+        if not take and node not in self.changes:
+            self.changes[node] = Change(node.bucket)
+        if not self.sites[node_id].simple:
+            self._recount(node_id)
+        elif take:
+            self._index.take(node, need, devices, bundles)
+        else:
+            self._index.give(node, need, devices, bundles)
+
+    def _recount(self, node_id: str) -> None:
+        """What is free on the node, from the start."""
+        node, site = self._index.nodes.get(node_id), self.sites[node_id]
+        if node is None or site.room is None:
+            return
+        devices, cpus, memory = left_on(site)
+        self.claims_to_check.update(site.claims)
+        site.simple = site.foreign == NOTHING and not site.claims and min(*devices, cpus, memory, 0) == 0
+        if node not in self.changes:
+            self.changes[node] = Change(node.bucket)
+        self._index.set_free(node, devices, cpus, memory)
+
+    def _tidy(self, node_id: str) -> None:
+        site = self.sites[node_id]
+        if site.room is None and not site.leases and not site.claims:
+            del self.sites[node_id]
+
+
+def left_on(
+    site: Site, claims: Iterable[Hold] | None = None, without: Container[Hold] = ()
+) -> tuple[list[int], int, int]:
+    """(devices, cpus, memory) that leases, claims (None: all) and what others use leave; may be below nothing.
+
+    `without`: leases that are left out.
+    """
+    room = site.room
+    assert room is not None
+    devices = [units(g) for g in room.gpus]
+    cpus = units(room.cpus) - units(site.foreign.cpus)
+    memory = units(room.memory_gib) - units(site.foreign.memory_gib)
+    holds = [h for h in site.leases.values() if h not in without]
+    for hold in (*holds, *(site.claims.values() if claims is None else claims)):
+        amount = UNIT if hold.need.whole else hold.need.part
+        for chosen in hold.on(room.node_id):
+            for i in chosen:
+                if i < len(devices):
+                    devices[i] -= amount
+            cpus -= hold.need.cpus
+            memory -= hold.need.memory
+    take_foreign(devices, units(site.foreign.gpus))
+    return devices, cpus, memory

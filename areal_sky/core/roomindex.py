@@ -1,0 +1,308 @@
+"""The free room of many nodes, ordered so that the tightest fit is found without looking at every node.
+
+Nodes of one group, with the same accelerator, stand on one shelf. On a shelf, nodes with exactly the same free room are
+one bucket; buckets are sorted by free GPUs, then CPUs. A change of one node moves it from one bucket to another.
+
+A node may be guarded: then it is only given to those whom the guard's name admits (reserved for another, or lent).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from areal_sky.core.gangs import Ask, accelerator_matches
+from areal_sky.core.model import HEAD_GROUP
+from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, subtract, units
+from areal_sky.errors import InvalidInput
+
+Allow = Callable[[str], bool]  # whether who asks may use nodes with that guard
+Order = tuple[str, str]  # (name, node id): which of equal nodes goes first
+_EMPTY_BUCKETS = 4096  # kept per shelf for what they remember
+
+
+class Node:
+    """One node's free room now, in units. Changed by RoomIndex only."""
+
+    __slots__ = ("bucket", "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf")
+
+    def __init__(self, room: NodeRoom, shelf: Shelf):
+        self.node_id = room.node_id
+        self.order: Order = (room.name, room.node_id)
+        self.shelf = shelf
+        self.market = room.market
+        self.guard = ""
+        self.devices: list[int] = []
+        self.cpus = 0
+        self.memory = 0
+        self.bucket: Bucket | None = None
+
+
+class Bucket:
+    """The nodes with exactly this free room. `total` is that of all devices, `whole` counts untouched ones."""
+
+    __slots__ = (
+        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "less", "market", "members", "memory", "more",
+        "partial", "total", "whole",
+    )  # fmt: skip
+
+    def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str]):
+        self.key = key
+        self.total, self.cpus, self.memory, self.devices, self.market, self.guard = key
+        self.whole = sum(1 for d in self.devices if d >= UNIT)
+        self.partial = max((d for d in self.devices if d < UNIT), default=0)
+        self.members: dict[Order, Node] = {}
+        self.heap: list[Order] | None = None  # built when it is first asked for
+        self.capacities: dict[Need, int] = {}
+        # Where a node goes that takes one such bundle, or gives back one of whole devices.
+        self.less: dict[Need, Bucket] = {}
+        self.more: dict[Need, Bucket] = {}
+        self.known = 0  # core/waiting.py: as of which change of its line nobody could use such a node
+
+    def capacity(self, need: Need) -> int:
+        """Like bundles that fit together on one of its nodes."""
+        n = self.capacities.get(need)
+        if n is None:
+            n = self.capacities[need] = how_many(self.devices, self.cpus, self.memory, need)
+        return n
+
+    def holds(self, need: Need) -> bool:
+        """Whether its nodes take at least one such bundle."""
+        return (
+            self.whole >= need.whole
+            and self.cpus >= need.cpus
+            and self.memory >= need.memory
+            and (not need.part or (bool(self.devices) and self.devices[0] >= need.part))
+        )
+
+    def first(self, n: int = 1) -> list[Node]:
+        """Its first `n` nodes by order, fewer where it has fewer."""
+        if self.heap is None or len(self.heap) > 2 * len(self.members) + 64:
+            self.heap = list(self.members)
+            heapify(self.heap)
+        heap, members, found = self.heap, self.members, list[Order]()
+        while len(found) < n and heap:
+            order = heappop(heap)
+            if order in members and (not found or found[-1] != order):
+                found.append(order)
+        for order in found:
+            heappush(heap, order)
+        return [members[order] for order in found]
+
+
+class Shelf:
+    """Nodes that differ in nothing but their free room and their market."""
+
+    def __init__(self, group: str, accelerator: str, is_gpu: bool):
+        self.group = group
+        self.accelerator = accelerator
+        self.is_gpu = is_gpu
+        self.key = (group, accelerator, is_gpu)
+        self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
+        self.line: Any = None  # core/waiting.py: who may use its nodes
+        self._most = _EMPTY_BUCKETS
+        self._totals: list[int] = []
+        self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
+
+    @property
+    def nodes(self) -> bool:
+        """Whether it has any."""
+        return bool(self._totals)
+
+    def bucket_of(self, node: Node) -> Bucket:
+        """The one for its room as it is now."""
+        devices = tuple(sorted(node.devices, reverse=True))
+        key = (sum(devices), node.cpus, node.memory, devices, node.market, node.guard)
+        bucket = self.buckets.get(key)
+        if bucket is None:
+            if len(self.buckets) > self._most:
+                self._forget_empty()
+            bucket = self.buckets[key] = Bucket(key)
+        return bucket
+
+    def move(self, node: Node, bucket: Bucket | None) -> None:
+        """Into that bucket; None: off the shelf."""
+        old, order = node.bucket, node.order
+        if old is not None:
+            del old.members[order]
+            if not old.members:
+                old.heap = None
+                row = self._rows[old.total]
+                del row[bisect_left(row, old.key[1:])]
+                if not row:
+                    del self._rows[old.total]
+                    del self._totals[bisect_left(self._totals, old.total)]
+        node.bucket = bucket
+        if bucket is None:
+            return
+        if not bucket.members:
+            row = self._rows.get(bucket.total)
+            if row is None:
+                row = self._rows[bucket.total] = []
+                insort(self._totals, bucket.total)
+            insort(row, (*bucket.key[1:], bucket))
+        bucket.members[order] = node
+        if bucket.heap is not None:
+            heappush(bucket.heap, order)
+
+    def _forget_empty(self) -> None:
+        """Buckets without nodes are kept for what they remember, but not all for ever."""
+        self.buckets = {key: b for key, b in self.buckets.items() if b.members}
+        for bucket in self.buckets.values():
+            bucket.less.clear()
+            bucket.more.clear()
+        self._most = 2 * len(self.buckets) + _EMPTY_BUCKETS
+
+    def freest(self, n: int) -> list[Node]:
+        """The `n` nodes with the most free GPUs, then CPUs."""
+        found: list[Node] = []
+        for total in reversed(self._totals):
+            for row in reversed(self._rows[total]):
+                found += row[5].first(n - len(found))
+                if len(found) >= n:
+                    return found
+        return found
+
+    def live(self) -> Iterator[Bucket]:
+        """Buckets that have nodes."""
+        return (b for b in self.buckets.values() if b.members)
+
+    def fitting(self, need: Need, market: str | None, allow: Allow | None) -> Iterator[Bucket]:
+        """Buckets whose nodes take at least one such bundle, tightest first.
+
+        Tight: few free GPUs, then few CPUs, then little memory; for a share of a GPU first of all those nodes that
+        need not break a whole device for it.
+        """
+        breaking: list[Bucket] = []
+        for total in self._totals[bisect_left(self._totals, need.gpus) :]:
+            row = self._rows[total]
+            for i in range(bisect_left(row, (need.cpus,)), len(row)):
+                bucket = row[i][5]
+                if (
+                    bucket.memory < need.memory
+                    or (need.whole and bucket.whole < need.whole)
+                    or (market is not None and bucket.market != market)
+                    or (bucket.guard and (allow is None or not allow(bucket.guard)))
+                ):
+                    continue
+                if need.part and bucket.partial < need.part:
+                    if bucket.whole:
+                        breaking.append(bucket)
+                    continue
+                yield bucket
+        yield from breaking
+
+
+class RoomIndex:
+    """See the module. `rooms` may be changed later by `put`, `drop`, `take` and `give`."""
+
+    def __init__(self, rooms: Iterable[NodeRoom] = ()):
+        self.nodes: dict[str, Node] = {}
+        self.shelves: dict[tuple[str, str, bool], Shelf] = {}
+        self.guarded = 0  # nodes with a guard
+        self.version = 0  # counts shelves: what depends on them is looked up again
+        self._eligible: dict[tuple[object, ...], tuple[tuple[int, Shelf], ...]] = {}
+        for room in rooms:
+            self.put(room)
+
+    def put(self, room: NodeRoom) -> Node:
+        """Adds the node or replaces its room. Raises InvalidInput for figures that are no amounts."""
+        if not all(map(math.isfinite, (*room.gpus, room.cpus, room.memory_gib))):
+            raise InvalidInput(f"node {room.node_id[:40]!r}: its free room is not a number")
+        self.drop(room.node_id)
+        key = (room.group, room.accelerator or "", room.is_gpu_node)
+        shelf = self.shelves.get(key)
+        if shelf is None:
+            shelf = self.shelves[key] = Shelf(*key)
+            self._eligible.clear()
+            self.version += 1
+        node = self.nodes[room.node_id] = Node(room, shelf)
+        self.set_free(node, [units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
+        return node
+
+    def rooms(self) -> list[NodeRoom]:
+        """What every node has free now."""
+        return [room_with(n, n.devices, n.cpus, n.memory) for n in self.nodes.values()]
+
+    def drop(self, node_id: str) -> None:
+        node = self.nodes.pop(node_id, None)
+        if node is not None:
+            self.guarded -= bool(node.guard)
+            node.shelf.move(node, None)
+
+    def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
+        """Its free room from now on; what is below nothing counts as nothing."""
+        node.devices = [max(0, d) for d in devices]
+        node.cpus, node.memory = max(0, cpus), max(0, memory)
+        node.shelf.move(node, node.shelf.bucket_of(node))
+
+    def set_guard(self, node: Node, guard: str) -> None:
+        """Empty: anybody may have it."""
+        if node.guard != guard:
+            self.guarded += bool(guard) - bool(node.guard)
+            node.guard = guard
+            node.shelf.move(node, node.shelf.bucket_of(node))
+
+    def take(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
+        """Of so many bundles, all their devices listed. Who asks has seen that they are free."""
+        subtract(node.devices, devices, need)
+        node.cpus -= bundles * need.cpus
+        node.memory -= bundles * need.memory
+        shelf, old = node.shelf, node.bucket
+        new = old.less.get(need) if bundles == 1 and old is not None else None
+        if new is None:
+            new = shelf.bucket_of(node)
+            if bundles == 1 and old is not None:
+                old.less[need] = new
+        shelf.move(node, new)
+
+    def give(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
+        """Takes `take` back."""
+        back = UNIT if need.whole else need.part
+        for i in devices:
+            node.devices[i] += back
+        node.cpus += bundles * need.cpus
+        node.memory += bundles * need.memory
+        shelf, old = node.shelf, node.bucket
+        simple = bundles == 1 and not need.part and old is not None
+        new = old.more.get(need) if simple and old is not None else None
+        if new is None:
+            new = shelf.bucket_of(node)
+            if simple and old is not None:
+                old.more[need] = new
+        shelf.move(node, new)
+
+    def eligible(self, ask: Ask) -> tuple[tuple[int, Shelf], ...]:
+        """(preference, shelf) of all shelves that the gang may use, whatever is free there; 0 is preferred most."""
+        key = (ask.group, ask.accelerators, ask.ordered, ask.bundle.gpus > 0)
+        found = self._eligible.get(key)
+        if found is None:
+            wanted = [a.lower() for a in ask.accelerators] if ask.ordered else []
+            found = self._eligible[key] = tuple(
+                (wanted.index(shelf.accelerator.lower()) if wanted else 0, shelf)
+                for _, shelf in sorted(self.shelves.items())
+                if _may_use(ask, shelf)
+            )
+        return found
+
+
+def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> NodeRoom:
+    """The node with so much free."""
+    shelf = node.shelf
+    return NodeRoom(
+        node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
+        max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
+    )  # fmt: skip
+
+
+def _may_use(ask: Ask, shelf: Shelf) -> bool:
+    if ask.group is None and shelf.group == HEAD_GROUP:
+        return False  # the head keeps the cluster: work goes there only when it is asked for by name
+    if ask.group is not None and shelf.group != ask.group:
+        return False
+    if ask.bundle.gpus > 0 and not shelf.is_gpu:
+        return False
+    return accelerator_matches(ask, shelf.accelerator)

@@ -1,0 +1,335 @@
+"""Waiting tasks, grouped by shape: what does not fit is not tried again until room that could matter appears.
+
+All tasks of one shape fit or do not fit together, so only the first of each shape is ever looked at. A shape is `open`
+while nobody knows whether it fits; after a look in vain it is closed, and from then on only nodes that got room since
+are looked at for it (`best_for`). A closed gang of several bundles is looked at once nodes have got as much room as it
+missed.
+
+Every shelf of nodes has a line: the shapes that may use it, in the order of their first tasks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+from areal_sky.core.queueing import Entry
+from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
+from areal_sky.core.roomindex import Bucket, Node, RoomIndex
+
+
+class Item:
+    """A task that waits or runs. `key`: its place in the order, asked for again at `until_s`."""
+
+    __slots__ = ("entry", "key", "served_s", "shape", "until_s")
+
+    def __init__(self, entry: Entry, served_s: float = 0.0):
+        self.entry = entry
+        self.served_s = served_s
+        self.key = 0.0
+        self.until_s = 0.0
+        self.shape: Shape | None = None  # None: it does not wait
+
+
+MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
+First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
+
+
+class Shape:
+    """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
+
+    __slots__ = (
+        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
+        "open", "pool", "preemptible", "short", "size",
+    )  # fmt: skip
+
+    def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
+        self.number = number
+        self.ask = entry.ask
+        self.is_gang = entry.ask.count > 1
+        self.key = key
+        self.need = need_of(entry.ask.bundle)
+        self.least = entry.least
+        self.pool = entry.pool
+        self.preemptible = entry.preemptible
+        self.longest_s = longest_s
+        self.heap: list[First] = []
+        self.first: First | None = None
+        self.size = 0
+        self.lines: list[Line] = []
+        self.open = True
+        self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
+        self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
+        self.short = self.least  # the least of these
+
+    def may_use(self, node: Node) -> bool:
+        """Whether the node is one of those that it names."""
+        ask = self.ask
+        if ask.market is not None and ask.market != node.market:
+            return False
+        return not ask.nodes or node.node_id in ask.nodes or node.order[0] in ask.nodes
+
+
+class Change:
+    """A node has other room than `before`. `seen`: the room with which gangs have been looked at in vain since."""
+
+    __slots__ = ("before", "seen")
+
+    def __init__(self, before: Bucket | None):
+        self.before = before
+        self.seen: dict[Shape, Bucket] | None = None
+
+    def gain(self, bucket: Bucket, shape: Shape, may_use: MayUse) -> int:
+        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0.
+
+        Where guards have come or gone it is rather too many than too few.
+        """
+        before, guard = self.before, bucket.guard
+        if self.seen is not None:
+            before = self.seen.get(shape, before)
+        if guard and not may_use(shape, guard):
+            return 0
+        had = before is not None and (not before.guard or before.guard == guard)
+        return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
+
+
+class Line:
+    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
+
+    __slots__ = ("changes", "gangs", "least_gpus", "order")
+
+    def __init__(self) -> None:
+        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
+        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
+        self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
+        self.changes = 0  # another number with every shape that comes
+        self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
+
+
+class WaitingTasks:
+    """See the module. `index`: what is free."""
+
+    def __init__(self, index: RoomIndex):
+        self._index = index
+        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._lines: dict[tuple[str, str, bool], Line] = {}
+        self._index_version = -1
+        self._shapes_so_far = 0
+        self._stands = 0
+        self._open: list[tuple[float, int, Shape]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._shapes)
+
+    def in_order(self) -> list[Shape]:
+        """All shapes, that of the first task first."""
+        return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
+
+    def items(self) -> list[Item]:
+        """All tasks, next first."""
+        entries = [(x, shape) for shape in self._shapes.values() for x in shape.heap]
+        items = {x[2]: None for x, shape in entries if x[2].shape is shape and x[2].key == x[0]}
+        return sorted(items, key=lambda i: (i.key, i.entry.number))
+
+    def place_of(self, item: Item) -> tuple[int, int]:
+        """(which, of how many), from 1; (0, n) when it does not wait."""
+        items = self.items()
+        if item.shape is None:
+            return 0, len(items)
+        mine = (item.key, item.entry.number)
+        return sum(1 for i in items if (i.key, i.entry.number) <= mine), len(items)
+
+    def add(self, item: Item) -> None:
+        """Its key must be set."""
+        entry = item.entry
+        longest_s = None if entry.estimate_s is None else _round_up(max(0.0, entry.estimate_s - item.served_s))
+        key = (entry.ask, entry.least, entry.pool, entry.preemptible, longest_s)
+        shape = self._shapes.get(key)
+        if shape is None:
+            self._shapes_so_far += 1
+            shape = self._shapes[key] = Shape(entry, key, longest_s, self._shapes_so_far)
+            self._stand(shape)
+        item.shape = shape
+        shape.size += 1
+        heappush(shape.heap, (item.key, entry.number, item))
+        if shape.heap[0][2] is item:
+            self._sort_in(shape)
+
+    def remove(self, item: Item) -> None:
+        """It waits no longer."""
+        shape = item.shape
+        if shape is None:
+            return
+        item.shape = None
+        shape.size -= 1
+        if not shape.size:
+            shape.heap.clear()
+            self._sort_in(shape)
+            del self._shapes[shape.key]
+            for line in shape.lines:
+                _leave_gangs(line, shape)
+        elif shape.first is not None and shape.first[2] is item:
+            self._sort_in(shape)
+        elif len(shape.heap) > 2 * shape.size + 64:
+            shape.heap = [x for x in shape.heap if x[2].shape is shape and x[2].key == x[0]]
+            heapify(shape.heap)
+
+    def reorder(self, item: Item, key: float) -> None:
+        """A waiting task's place in the order has changed."""
+        shape = item.shape
+        item.key = key
+        if shape is not None:
+            heappush(shape.heap, (key, item.entry.number, item))
+            self._sort_in(shape)
+
+    # ---------------------------------------------------------------- which shape next
+
+    def open_shape(self, shape: Shape) -> None:
+        """It has to be looked at again."""
+        shape.open = True
+        if shape.first is not None:
+            heappush(self._open, (shape.first[0], shape.first[1], shape))
+
+    def close_shape(self, shape: Shape, fit: dict[str, int], changes: dict[Node, Change]) -> None:
+        """It does not fit: only so many bundles do in each node group, with the nodes as they are."""
+        shape.open = False
+        if shape.is_gang:
+            shape.missing = {group: shape.least - n for group, n in fit.items()}
+            shape.short = min(shape.missing.values(), default=shape.least)
+            for node, change in changes.items():
+                if node.bucket is not None and node.shelf.group in fit:
+                    if change.seen is None:
+                        change.seen = {}
+                    change.seen[shape] = node.bucket
+
+    def next_open(self) -> First | None:
+        """The first task of all open shapes."""
+        heap = self._open
+        while heap:
+            _, number, shape = heap[0]
+            first = shape.first
+            if shape.open and not shape.barred and first is not None and first[1] == number:
+                return first
+            heappop(heap)
+        return None
+
+    def best_for(
+        self, node: Node, change: Change, may_use: MayUse, after: First | None = None
+    ) -> First | None:
+        """The first of all tasks that may fit now that the node has other room than before.
+
+        `after`: none of those before that one fits.
+
+        A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
+        this one now takes as many bundles more as the gang missed.
+        """
+        bucket = node.bucket
+        if bucket is None:
+            return None
+        line = self._line(node)
+        if bucket.known == line.changes > 0 or bucket.total < line.least_gpus:
+            return None
+        whole, cpus, memory = bucket.whole, bucket.cpus, bucket.memory
+        top = bucket.devices[0] if bucket.devices else 0
+        group, guard = node.shelf.group, bucket.guard
+        useless = after is None
+        order = line.order
+        if after is not None:
+            order = order[bisect_left(order, after[:2]) :]
+        for _, _, its_whole, its_part, its_cpus, its_memory, shape in order:
+            if its_whole > whole or its_cpus > cpus or its_memory > memory or its_part > top:
+                continue
+            useless = False
+            if shape.is_gang and not shape.open:
+                if its_whole and whole // its_whole < shape.short:
+                    continue
+                if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
+                    continue
+            if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
+                continue
+            return shape.first
+        if useless:
+            bucket.known = line.changes
+        return None
+
+    def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
+        """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
+        bucket, before = node.bucket, change.before
+        if bucket is None or bucket is before:
+            return
+        group = node.shelf.group
+        most = max(bucket.whole, before.whole if before else 0)
+        for whole, _, shape in self._line(node).gangs:
+            if whole > most:
+                return
+            if shape.open:
+                continue
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
+            if missing < shape.short:
+                shape.short = missing
+            if missing <= 0:
+                self.open_shape(shape)
+
+    # ---------------------------------------------------------------- how
+
+    def _line(self, node: Node) -> Line:
+        if self._index.version != self._index_version:
+            self._index_version = self._index.version
+            self._lines = {}
+            for shape in self._shapes.values():
+                self._stand(shape)
+                self._sort_into_lines(shape, None)
+            for shelf in self._index.shelves.values():
+                shelf.line = self._lines.get(shelf.key) or Line()
+        return node.shelf.line
+
+    def _stand(self, shape: Shape) -> None:
+        """Into the lines of the shelves that it may use."""
+        shape.lines = []
+        for _, shelf in self._index.eligible(shape.ask):
+            line = self._lines.get(shelf.key)
+            if line is None:
+                line = shelf.line = self._lines[shelf.key] = Line()
+            self._stands += 1
+            line.changes = self._stands
+            line.least_gpus = min(line.least_gpus, shape.need.gpus)
+            shape.lines.append(line)
+            if shape.is_gang:
+                insort(line.gangs, (shape.need.whole, shape.number, shape))
+
+    def _sort_in(self, shape: Shape) -> None:
+        """After its first task may have changed."""
+        heap = shape.heap
+        while heap and (heap[0][2].shape is not shape or heap[0][2].key != heap[0][0]):
+            heappop(heap)
+        old, first = shape.first, heap[0] if heap else None
+        if old is first:
+            return
+        shape.first = first
+        if self._index.guarded and old is not None and first is not None and first < old:
+            shape.open = True  # who goes further ahead may have nodes that were kept for others
+        self._sort_into_lines(shape, old)
+        if first is not None and shape.open:
+            heappush(self._open, (first[0], first[1], shape))
+
+    def _sort_into_lines(self, shape: Shape, old: First | None) -> None:
+        first, need = shape.first, shape.need
+        for line in shape.lines:
+            if old is not None:
+                del line.order[bisect_left(line.order, old[:2])]
+            if first is not None:
+                insort(line.order, (first[0], first[1], need.whole, need.part, need.cpus, need.memory, shape))
+
+
+def _leave_gangs(line: Line, shape: Shape) -> None:
+    if shape.is_gang:
+        del line.gangs[bisect_left(line.gangs, (shape.need.whole, shape.number))]
+
+
+def _round_up(estimate_s: float) -> float:
+    """To a power of four minutes: tasks of about the same length share a shape."""
+    limit_s = 60.0
+    while limit_s < estimate_s:
+        limit_s *= 4.0
+    return limit_s
