@@ -146,7 +146,7 @@ class Dispatch:
 
     def _evict_overdue(self, now_s: float) -> None:
         for r in [r for r in self._tasks.holding.values() if r.stop is None]:
-            drains = [d for p in r.places if (d := self._book.drain_of(p.node_id)) and d.deadline_s <= now_s]
+            drains = [d for p in r.held if (d := self._book.drain_of(p.node_id)) and d.deadline_s <= now_s]
             if drains:
                 reason = f"replica {drains[0].replica} is leaving: {drains[0].reason}"
                 if r.state is TaskState.PLACED and not r.starting:
