@@ -117,7 +117,7 @@ class TaskRecord:
     @property
     def all_nodes(self) -> tuple[str, ...]:
         """The nodes of its places and of what is kept for it."""
-        return tuple(dict.fromkeys(p.node_id for p in (*self.places, *self.claim)))
+        return tuple(dict.fromkeys(p.node_id for p in (*self.held, *self.claim)))
 
     @property
     def held(self) -> tuple[Place, ...]:

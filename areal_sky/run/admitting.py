@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement, Pool, Restore, Shrink
@@ -31,6 +31,7 @@ class Admitting:
         pools = [Pool(p.name, p.guaranteed_gpus, math.inf if p.max_gpus is None else p.max_gpus, p.borrow)
                  for p in env.pools]  # fmt: skip
         self._engine = Admission(self.order, pools)
+        self._shares = env.pools
         self._pools = {p.model_type: p.name for p in env.pools}
         self._book = book
         self._min_runtime_s = min_runtime_s
@@ -242,6 +243,20 @@ class Admitting:
         fewest = r.spec.fewest_bundles if r.spec.backends is None else ask.count
         fits = isinstance(fit(replace(ask, count=fewest), others), Placement)
         return tuple(room.node_id for room in others) if fits else ()
+
+    def no_machine_helps(self, holding: Iterable[TaskRecord]) -> Callable[[TaskRecord], bool]:
+        """Tells of a waiting task whether its pool has as many GPUs as it may have: then more nodes change nothing."""
+        limits = {p.model_type: p.max_gpus if p.borrow else p.guaranteed_gpus for p in self._shares}
+        used: dict[str | None, float] = {}
+        for x in holding:
+            used[self._model_type(x)] = used.get(self._model_type(x), 0.0) + x.bundle.gpus * len(x.held)
+
+        def used_up(r: TaskRecord) -> bool:
+            kind = self._model_type(r)
+            limit = limits.get(kind or "")
+            return limit is not None and used.get(kind, 0.0) + r.bundle.gpus * r.spec.fewest_bundles > limit + 1e-6
+
+        return used_up
 
     def weight(self, r: TaskRecord) -> float:
         """The weight of its model type."""

@@ -213,7 +213,8 @@ class TaskService(Dispatch):
             if seen_s is None or now_s - seen_s > STALE_S:
                 since = "yet" if seen_s is None else f"for {now_s - seen_s:.0f} s"
                 raise Unreachable(f"the head has not seen Ray {since}")
-            queued = [self._tasks.waiting[t] for t in self._admitting.waiting_ids()]
+            in_vain = self._admitting.no_machine_helps(self._tasks.holding.values())
+            queued = [r for t in self._admitting.waiting_ids() if not in_vain(r := self._tasks.waiting[t])]
             demand = tuple(
                 GangDemand(
                     r.task_id, r.spec.group, r.spec.fewest_bundles if r.spec.backends is None else ask.count,

@@ -239,6 +239,10 @@ def test_a_pool_has_its_limit(tmp_path: Path) -> None:
     world.tick(2)
     assert (world.state(first), world.state(second)) == ("RUNNING", "QUEUED")
     assert "base" in world.service.get(second)["reason"]
+    assert world.service.view().demand == ()  # more nodes would not help it
+    other = world.submit(gpus=4, bundles=2)
+    world.tick()
+    assert [d.task_id for d in world.service.view().demand] == [other]
 
 
 def test_why_tells_when_a_reservation_is_expected_to_start(tmp_path: Path) -> None:

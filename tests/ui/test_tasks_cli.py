@@ -131,6 +131,20 @@ def test_a_file_of_several_tasks_is_queued_at_once_and_in_order(head: Head, tmp_
     assert "after: a waits for b waits for a: a circle, none of them could ever start" in told
 
 
+def test_the_example_of_several_tasks_is_queued_as_it_says(head: Head) -> None:
+    file = Path(__file__).parents[2] / "examples" / "06-tasks.yaml"
+    told = head.run("submit", str(file)).output
+    assert told.splitlines()[0] == "t1 scheduled"
+    assert "t2..t5 queued: it comes after t1 (prepare)" in told
+    assert "t6 queued: it comes after t2..t5 (sweep), 4 of them left" in " ".join(told.split())
+    head.tick()
+    head.tick()
+    head.ray.finish("t1.1", 0)
+    for _ in range(3):
+        head.tick()
+    assert [t["state"] for t in head.service.list(labels={"experiment": "seeds"})] == ["RUNNING"] * 4
+
+
 def test_a_late_deadline_is_warned_of_or_refused(head: Head) -> None:
     head.clock.advance(time.time() - head.clock.now())
     result = CliRunner(mix_stderr=False).invoke(cli, ["submit", "--deadline", "1s", "--estimate", "2h", "x"])
