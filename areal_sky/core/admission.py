@@ -155,12 +155,12 @@ class Admission:
         self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
+        self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting.order:
-            out += self._preemption.search(now_s, self._may_use)
-            self._backfill.refresh(now_s)
-            if self._leases.dirty:
-                self._place_all(out)
+        if self._waiting.order and (pushed := self._preemption.search(now_s, self._may_use)):
+            out += pushed
+            self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
+            self._place_all(out)
         return out
 
     # ---------------------------------------------------------------- what people ask
@@ -207,10 +207,10 @@ class Admission:
     # ---------------------------------------------------------------- how: the loop
 
     def _place_all(self, out: list[Decision]) -> None:
-        waiting, dirty = self._waiting, self._leases.dirty
+        waiting, changes = self._waiting, self._leases.changes
         while True:
             node = self._next_changed()
-            best = waiting.best_for(node, dirty[node], self._may_use) if node is not None else None
+            best = waiting.best_for(node, changes[node], self._may_use) if node is not None else None
             first = waiting.next_open()
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)
@@ -221,22 +221,22 @@ class Admission:
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, dirty.pop(node))
+                waiting.settle(node, changes.pop(node))
             else:
                 return
 
     def _next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
-        dirty = self._leases.dirty
+        changes = self._leases.changes
         queue = self._to_look_at
         while queue:
             node = queue[-1][3]
-            if node in dirty:
+            if node in changes:
                 return node
             queue.pop()
-        if not dirty:
+        if not changes:
             return None
-        found = [(n.bucket.total, n.cpus, n.order, n) for n in dirty if n.bucket is not None]
+        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
         found.sort(key=lambda x: x[:3], reverse=True)
         self._to_look_at = found
         return found[-1][3]
@@ -254,8 +254,8 @@ class Admission:
                 ask = replace(ask, count=count)
         found = find(self._index, ask, lambda guard: self._may_use(shape, guard), shape.least)
         if isinstance(found, dict):
-            self._waiting.close_shape(shape, self._missing(shape, found))
-            self._backfill.refresh(self._now_s)
+            self._waiting.close_shape(shape, found, self._leases.changes)
+            self._backfill.blocked(shape, self._now_s)
         else:
             self._start(item, found, out)
 
@@ -293,16 +293,6 @@ class Admission:
                 self._drop_claim(task_id)
                 self._enqueue(claim.item)
         self._leases.claims_to_check.clear()
-
-    def _missing(self, shape: Shape, fit: dict[str, int]) -> dict[str, int]:
-        """Bundles per group that are too many, before the changed nodes are settled."""
-        missing = {group: shape.least - n for group, n in fit.items()}
-        if shape.ask.count > 1:
-            for node, before in self._leases.dirty.items():
-                if node.shelf.group in missing and node.bucket is not None:
-                    gain = node.bucket.capacity(shape.need) - (before.capacity(shape.need) if before else 0)
-                    missing[node.shelf.group] += gain
-        return missing
 
     def _may_use(self, shape: Shape, guard: str) -> bool:
         if guard == GUARD:

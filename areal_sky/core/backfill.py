@@ -5,8 +5,8 @@ what runs there, it fits soonest. Until then a task behind it may use them only 
 all other nodes are free for all. Where the ends are not known, the freest nodes that would do are kept free once the
 task has waited for `patience_s`.
 
-Only the freest `MOST_NODES` nodes of a shelf are considered, and plans are made at most every `PLAN_EVERY_S`: bounds
-on the cost of a decision, far above what a cluster of usual size needs.
+Only the freest `MOST_NODES` nodes of a shelf are considered, and plans are made every `PLAN_EVERY_S`, with
+`MOST_EXTRA_PLANS` in between for those who come to be first in line: bounds on the cost of a decision.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from math import inf
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.room import UNIT, how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Change, Item, Shape, WaitingTasks
 
+ShelfKey = tuple[str, str, bool]
 MOST_NODES = 128
 PLAN_EVERY_S = 1.0
+MOST_EXTRA_PLANS = 8
 REPLAN_S = 60.0
 
 
@@ -32,6 +34,7 @@ class Reservation:
     node_ids: tuple[str, ...]
     start_s: float
     planned_s: float
+    shelves: frozenset[ShelfKey]  # on which it is first in line
 
     @property
     def guard(self) -> str:
@@ -47,6 +50,7 @@ class Backfill:
         self._waiting = waiting
         self._patience_s = patience_s
         self._planned_s = -inf
+        self._extra_plans = 0  # since then
         self.reservations: dict[str, Reservation] = {}
 
     def may_use(self, shape: Shape, guard: str, now_s: float) -> bool:
@@ -66,25 +70,43 @@ class Backfill:
         if 0 <= now_s - self._planned_s < PLAN_EVERY_S:
             return
         self._planned_s = now_s
-        taken: set[tuple[str, str, bool]] = set()
+        self._extra_plans = 0
+        taken: set[ShelfKey] = set()
         kept: set[str] = set()
         all_shelves = sum(1 for shelf in self._index.shelves.values() if shelf.nodes)
         for _, _, shape in self._waiting.order:
+            if len(taken) == all_shelves:
+                break
             if shape.open or shape.barred or shape.first is None:
                 continue
-            shelves = [shelf for _, shelf in self._index.eligible(shape.ask) if shelf.nodes]
+            shelves = self._shelves(shape)
             if not any(shelf.key not in taken for shelf in shelves):
                 continue
             item = shape.first[2]
             taken.update(shelf.key for shelf in shelves)
             if self._reserve(shape, item, shelves, now_s):
                 kept.add(item.entry.task_id)
-            if len(taken) == all_shelves:
-                break
         for guard in [g for g in self.reservations if g not in kept]:
             self._lift(guard)
 
+    def blocked(self, shape: Shape, now_s: float) -> None:
+        """The shape does not fit, and all before it in the order have been looked at: it may be first in line now."""
+        if shape.first is None or self._extra_plans >= MOST_EXTRA_PLANS:
+            return
+        mine = {shelf.key for shelf in self._shelves(shape)}
+        first = shape.first[:2]
+        for guard, r in list(self.reservations.items()):
+            if mine & r.shelves and r.item.shape is not None:
+                if (r.item.key, r.item.entry.number) <= first:
+                    return
+                self._lift(guard)
+        self._extra_plans += 1
+        self._reserve(shape, shape.first[2], self._shelves(shape), now_s)
+
     # ---------------------------------------------------------------- how
+
+    def _shelves(self, shape: Shape) -> list[Shelf]:
+        return [shelf for _, shelf in self._index.eligible(shape.ask) if shelf.nodes]
 
     def _reserve(self, shape: Shape, item: Item, shelves: list[Shelf], now_s: float) -> bool:
         """Whether the task has a reservation now: its old one while it holds, else a new one."""
@@ -93,7 +115,8 @@ class Backfill:
         fresh = old is not None and now_s < old.start_s and 0 <= now_s - old.planned_s < REPLAN_S
         if old is not None and fresh and all(n in self._index.nodes for n in old.node_ids):
             return True
-        plans = [p for shelf in shelves if (p := self._plan(shape, item, shelf, now_s)) is not None]
+        keys = frozenset(shelf.key for shelf in shelves)
+        plans = [p for shelf in shelves if (p := self._plan(shape, item, shelf, keys, now_s)) is not None]
         plan = min(plans, key=lambda p: p.start_s, default=None)
         if plan is None or (plan.start_s == inf and now_s - item.entry.submitted_s < self._patience_s):
             return False
@@ -104,7 +127,9 @@ class Backfill:
             self._index.set_guard(self._index.nodes[node_id], guard)
         return True
 
-    def _plan(self, shape: Shape, item: Item, shelf: Shelf, now_s: float) -> Reservation | None:
+    def _plan(
+        self, shape: Shape, item: Item, shelf: Shelf, keys: frozenset[ShelfKey], now_s: float
+    ) -> Reservation | None:
         """The soonest start on that shelf; None where it would not fit even if all that runs there ended."""
         guard, ask = item.entry.task_id, shape.ask
         gains: list[tuple[float, int, int]] = []  # (from when, which of the freest nodes, bundles more)
@@ -129,7 +154,7 @@ class Backfill:
                     if left > 0:
                         chosen.append(nodes[place].node_id)
                         left -= n
-                return Reservation(item, tuple(chosen), t_s, now_s)
+                return Reservation(item, tuple(chosen), t_s, now_s, keys)
         return None
 
     def _capacities(self, node: Node, shape: Shape, now_s: float) -> list[tuple[float, int]]:
@@ -154,7 +179,7 @@ class Backfill:
             node = self._index.nodes.get(node_id)
             if node is not None and node.guard == guard:
                 self._index.set_guard(node, "")
-                self._leases.dirty[node] = None
+                self._leases.changes[node] = Change(None)
 
 
 def _end(lease: Hold, now_s: float) -> float:

@@ -13,8 +13,8 @@ from collections.abc import Container, Iterable
 from areal_sky.core.gangs import Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import UNIT, Need, NodeRoom, need_of, take_foreign, units
-from areal_sky.core.roomindex import Bucket, Node, RoomIndex
-from areal_sky.core.waiting import Item
+from areal_sky.core.roomindex import Node, RoomIndex
+from areal_sky.core.waiting import Change, Item
 
 NOTHING = Bundle(0.0, 0.0, 0.0)
 
@@ -74,8 +74,8 @@ class Site:
 
 
 class Leases:
-    """See the module. Keeps `index` up to date; `dirty` collects nodes with more room than before, and the bucket
-    that they were in when that was last looked at.
+    """See the module. Keeps `index` up to date; `changes` collects nodes with other room than when they were
+    looked at last.
     """
 
     def __init__(self, index: RoomIndex):
@@ -83,7 +83,7 @@ class Leases:
         self.sites: dict[str, Site] = {}
         self.running: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
-        self.dirty: dict[Node, Bucket | None] = {}
+        self.changes: dict[Node, Change] = {}
         self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
 
     # ---------------------------------------------------------------- nodes
@@ -101,11 +101,11 @@ class Leases:
         before = None if new or node is None else node.bucket
         guard = node.guard if node is not None else ""
         if node is not None:
-            self.dirty.pop(node, None)
+            self.changes.pop(node, None)
         node = self._index.put(room)
         self._index.set_guard(node, guard)
         self._recount(room.node_id)
-        self.dirty[node] = before
+        self.changes[node] = Change(before)
 
     def drop_node(self, node_id: str) -> None:
         """It takes no work any more. Leases there stay until their tasks have ended."""
@@ -116,7 +116,7 @@ class Leases:
         self.claims_to_check.update(site.claims)
         node = self._index.nodes.get(node_id)
         if node is not None:
-            self.dirty.pop(node, None)
+            self.changes.pop(node, None)
         self._index.drop(node_id)
         self._tidy(node_id)
 
@@ -228,8 +228,8 @@ class Leases:
             if not take:
                 self._tidy(node_id)
             return
-        if not take and node not in self.dirty:
-            self.dirty[node] = node.bucket
+        if not take and node not in self.changes:
+            self.changes[node] = Change(node.bucket)
         if not site.simple:
             self._recount(node_id)
         elif take:
@@ -245,8 +245,8 @@ class Leases:
         devices, cpus, memory = left_on(site)
         self.claims_to_check.update(site.claims)
         site.simple = site.foreign == NOTHING and not site.claims and min(*devices, cpus, memory, 0) == 0
-        if node not in self.dirty:
-            self.dirty[node] = node.bucket
+        if node not in self.changes:
+            self.changes[node] = Change(node.bucket)
         self._index.set_free(node, devices, cpus, memory)
 
     def _tidy(self, node_id: str) -> None:

@@ -14,6 +14,7 @@ from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import Hold, Leases
 from areal_sky.core.roomindex import RoomIndex
 from areal_sky.core.victims import ROLES
+from areal_sky.core.waiting import Change
 from areal_sky.errors import InvalidInput
 
 GUARD = "(lent)"  # no task id looks like this
@@ -101,7 +102,7 @@ class Loans:
             node = self._index.nodes.get(node_id)
             if node is not None and node.guard == GUARD and node_id not in still:
                 self._index.set_guard(node, "")
-                self._leases.dirty[node] = None
+                self._leases.changes[node] = Change(None)
         return lent
 
     def _borrowers(self, lent: Hold, now_s: float) -> list[Hold]:

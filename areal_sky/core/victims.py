@@ -61,14 +61,15 @@ def choose(
 ) -> list[Unit] | None:
     """The units to free so that `count` bundles fit, or None.
 
-    `rooms`: free room of each node on which units are, as it is now; `elsewhere`: bundles that fit on other nodes.
+    `rooms`: free room, as it is now, of the nodes that the gang may use and on which units are; `elsewhere`: bundles that fit on other nodes.
     """
     best: list[Unit] | None = None
     if count - elsewhere <= 1 or len(rooms) == 1:
         by_node: dict[str, list[Unit]] = {}
         for unit in units:
             for node_id in unit.node_ids():
-                by_node.setdefault(node_id, []).append(unit)
+                if node_id in rooms:
+                    by_node.setdefault(node_id, []).append(unit)
         fits_now = {n: how_many(*room, need) for n, room in rooms.items()}
         total = elsewhere + sum(fits_now.values())
         for node_id, here in sorted(by_node.items()):
@@ -106,12 +107,12 @@ def freed(room: Room, node_id: str, units: Sequence[Unit]) -> Room:
 
 
 def _least_lost_first(unit: Unit) -> tuple[object, ...]:
-    return unit.role, unit.ends, unit.lost_gpu_s, unit.lease.item.entry.number, unit.ranks
+    return unit.role, unit.ends, unit.lost_gpu_s, unit.lease.item.entry.number, [-rank for rank in unit.ranks]
 
 
 def _largest_first(unit: Unit) -> tuple[object, ...]:
     gpus = unit.lease.need.gpus * len(unit.lease.placement.node_ids)
-    return unit.role, unit.ends, -gpus, unit.lost_gpu_s, unit.lease.item.entry.number, unit.ranks
+    return unit.role, unit.ends, -gpus, unit.lost_gpu_s, unit.lease.item.entry.number, [-rank for rank in unit.ranks]
 
 
 def _on_one_node(
@@ -150,7 +151,7 @@ def _greedily(need: Need, wanted: int, rooms: Mapping[str, Room], units: Sequenc
         recount(unit)
     if sum(fits.values()) < wanted:
         return None
-    for unit in sorted(chosen, key=lambda u: (u.role, u.lost_gpu_s), reverse=True):
+    for unit in sorted(chosen, key=lambda u: (u.role, u.lost_gpu_s, [-r for r in u.ranks]), reverse=True):
         for n in unit.node_ids():
             if n in on_node:
                 on_node[n].remove(unit)

@@ -61,6 +61,23 @@ class Shape:
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
 
 
+class Change:
+    """A node has other room than `before`. `seen`: the room with which gangs have been looked at in vain since."""
+
+    __slots__ = ("before", "seen")
+
+    def __init__(self, before: Bucket | None):
+        self.before = before
+        self.seen: dict[Shape, Bucket] | None = None
+
+    def gain(self, bucket: Bucket, shape: Shape) -> int:
+        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0."""
+        before = self.before
+        if self.seen is not None:
+            before = self.seen.get(shape, before)
+        return bucket.capacity(shape.need) - (before.capacity(shape.need) if before is not None else 0)
+
+
 class Line:
     """The shapes that may use the nodes of one shelf, the shape with the first task first."""
 
@@ -136,10 +153,16 @@ class WaitingTasks:
         if shape.first is not None:
             heappush(self._open, (shape.first[0], shape.first[1], shape))
 
-    def close_shape(self, shape: Shape, missing: dict[str, int]) -> None:
-        """It does not fit: so many bundles too few in each node group."""
+    def close_shape(self, shape: Shape, fit: dict[str, int], changes: dict[Node, Change]) -> None:
+        """It does not fit: only so many bundles do in each node group, with the nodes as they are."""
         shape.open = False
-        shape.missing = missing
+        if shape.ask.count > 1:
+            shape.missing = {group: shape.least - n for group, n in fit.items()}
+            for node, change in changes.items():
+                if node.bucket is not None and node.shelf.group in fit:
+                    if change.seen is None:
+                        change.seen = {}
+                    change.seen[shape] = node.bucket
 
     def next_open(self) -> First | None:
         """The first task of all open shapes."""
@@ -152,8 +175,8 @@ class WaitingTasks:
             heappop(heap)
         return None
 
-    def best_for(self, node: Node, before: Bucket | None, may_use: Callable[[Shape, str], bool]) -> First | None:
-        """The first of all tasks that may fit now that the node has other room than `before`.
+    def best_for(self, node: Node, change: Change, may_use: Callable[[Shape, str], bool]) -> First | None:
+        """The first of all tasks that may fit now that the node has other room than before.
 
         A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
         this one now takes as many bundles more as the gang missed.
@@ -179,7 +202,7 @@ class WaitingTasks:
                 missing = shape.missing.get(group, shape.least)
                 if its_whole and whole // its_whole < missing:
                     continue
-                if bucket.capacity(shape.need) - (before.capacity(shape.need) if before else 0) < missing:
+                if change.gain(bucket, shape) < missing:
                     continue
             if bucket.guard and not may_use(shape, bucket.guard):
                 continue
@@ -190,9 +213,9 @@ class WaitingTasks:
             bucket.known = line.changes
         return None
 
-    def settle(self, node: Node, before: Bucket | None) -> None:
+    def settle(self, node: Node, change: Change) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
-        bucket = node.bucket
+        bucket, before = node.bucket, change.before
         if bucket is None or bucket is before:
             return
         group = node.shelf.group
@@ -202,8 +225,7 @@ class WaitingTasks:
                 return
             if shape.open:
                 continue
-            gain = bucket.capacity(shape.need) - (before.capacity(shape.need) if before else 0)
-            missing = shape.missing[group] = shape.missing.get(group, shape.least) - gain
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape)
             if missing <= 0:
                 self.open_shape(shape)
 
