@@ -29,7 +29,7 @@ from areal_sky.core.model import Bundle
 from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
 from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import Preemption
-from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
+from areal_sky.core.queueing import Entry, LearningOrder, OrderByService, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, need_of
 from areal_sky.core.roomindex import Node, RoomIndex
@@ -60,6 +60,8 @@ class Admission:
         self._quotas = Quotas(self._pools, self._leases, self._waiting)
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
+        self._learner = self.order if isinstance(self.order, LearningOrder) else None
+        self._by_service = self.order if isinstance(self.order, OrderByService) else None
         self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._pools)
         self._items: dict[str, Item] = {}
         self._timers: list[tuple[float, int, Item]] = []
@@ -96,12 +98,19 @@ class Admission:
             lease.item.served_s = served_s
             self._enqueue(lease.item)
 
-    def ended(self, task_id: str, now_s: float) -> None:
-        """It has ended, or shall wait no longer, and holds nothing any more. Nothing happens when it is not known."""
+    def ended(self, task_id: str, now_s: float, *, finished: bool = True) -> None:
+        """It has ended, or shall wait no longer, and holds nothing any more. Nothing happens when it is not known.
+
+        `finished`: it ended by itself, so that others may be expected to run about as long.
+        """
         item = self._items.pop(task_id, None)
         if item is None:
             return
         self._now_s = now_s
+        if self._learner is not None:
+            lease = self._leases.running.get(task_id)
+            served_s = item.served_s if lease is None else lease.served_s(now_s)
+            self._learner.ended(item.entry, served_s, finished and lease is not None)
         if item.shape is not None:
             self._waiting.remove(item)
         elif self._stop(task_id) is None:
@@ -152,6 +161,10 @@ class Admission:
         self._now_s = now_s
         out, self._told = self._told, []
         self._on_time(now_s)
+        if self._learner is not None:
+            for task_id in self._learner.moved():
+                if (item := self._items.get(task_id)) is not None:
+                    self._rekey(item, now_s)
         self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
@@ -162,6 +175,13 @@ class Admission:
             self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
             self._place_all(out)
         return out
+
+    def next_change_s(self) -> float:
+        """When the order changes next by time alone; inf: never. `decide` is to be asked then at the latest."""
+        timers = self._timers
+        while timers and not self._is_due(timers[0][0], timers[0][2]):
+            heappop(timers)
+        return timers[0][0] if timers else inf
 
     # ---------------------------------------------------------------- what people ask
 
@@ -318,7 +338,8 @@ class Admission:
         item = lease.item
         if item.until_s < inf:  # from now on its key may change with its service
             item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-            self._set_timer(item, self._now_s)
+        self._until_next_step(item, item.served_s, self._now_s)
+        self._set_timer(item, self._now_s)
         if adopted:
             self._leases.adopt(lease)
         else:
@@ -344,25 +365,41 @@ class Admission:
         if item.until_s < inf:
             heappush(self._timers, (item.until_s, item.entry.number, item))
 
+    def _is_due(self, until_s: float, item: Item) -> bool:
+        """Whether that timer is the task's latest, and the task still waits or runs."""
+        return item.until_s == until_s and (item.shape is not None or self._lease_of(item) is not None)
+
+    def _lease_of(self, item: Item) -> Hold | None:
+        lease = self._leases.running.get(item.entry.task_id)
+        return lease if lease is not None and lease.item is item else None
+
     def _on_time(self, now_s: float) -> None:
         """Tasks whose place in the order changes about now."""
         timers = self._timers
         while timers and timers[0][0] <= now_s:
             until_s, _, item = heappop(timers)
-            if item.until_s != until_s:
-                continue
-            lease = self._leases.running.get(item.entry.task_id)
-            if item.shape is None and (lease is None or lease.item is not item):
-                continue
-            served_s = item.served_s if lease is None else lease.served_s(now_s)
-            key, item.until_s = self.order.key(item.entry, served_s, now_s)
-            self._set_timer(item, now_s)
-            if lease is None:
-                self._waiting.reorder(item, key)
-            else:
-                self._preemption.forget(lease)
-                item.key = key
-                self._preemption.watch(lease)
+            if self._is_due(until_s, item):
+                self._rekey(item, now_s)
+
+    def _rekey(self, item: Item, now_s: float) -> None:
+        """A waiting or running task's place in the order has changed."""
+        lease = self._lease_of(item)
+        if lease is None and item.shape is None:
+            return
+        served_s = item.served_s if lease is None else lease.served_s(now_s)
+        key, item.until_s = self.order.key(item.entry, served_s, now_s)
+        if lease is None:
+            self._waiting.reorder(item, key)
+        else:
+            self._until_next_step(item, served_s, now_s)
+            self._preemption.forget(lease)
+            item.key = key
+            self._preemption.watch(lease)
+        self._set_timer(item, now_s)
+
+    def _until_next_step(self, item: Item, served_s: float, now_s: float) -> None:
+        if self._by_service is not None:
+            item.until_s = min(item.until_s, now_s + self._by_service.next_step_s(item.entry, served_s) - served_s)
 
 
 def _room(node: Node) -> NodeRoom:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from areal_sky.core.prediction import RunningTimes, likeness_name
+from areal_sky.core.prediction import RunningTimes
 from areal_sky.core.queueing import DEFAULT_PRIORITY, Entry, OrderPolicy, WeightedOrder
 
 HALVING_S = 14 * 86400.0
@@ -32,8 +32,6 @@ class ShortestOrder:
 
     It learns by `submitted`, `ended` and from the service it is asked about; `moved` names tasks to be asked again.
     """
-
-    weakest_first = True
 
     def __init__(
         self,
@@ -77,7 +75,7 @@ class ShortestOrder:
 
     def submitted(self, entry: Entry) -> None:
         """A task that it will be asked about."""
-        like = (entry.kind, entry.pool, gpus_of(entry), likeness_name(entry.name))
+        like = (entry.kind, entry.pool, gpus_of(entry), entry.like)
         self.times.submitted(entry.task_id, like, entry.submitted_s, entry.estimate_s)
 
     def ended(self, entry: Entry, served_s: float, finished: bool) -> None:
@@ -119,7 +117,6 @@ class AttainedOrder:
     """
 
     levels_gpu_s: tuple[float, ...] = tuple(3600.0 * 4.0**i for i in range(7))
-    weakest_first: bool = field(default=True, init=False)
 
     def key(self, entry: Entry, served_s: float, now_s: float) -> tuple[float, float]:
         """See OrderPolicy. A level weighs more than any difference between submit times."""

@@ -28,7 +28,7 @@ OTHERS_WEIGHT = 0.5  # of a cohort of another likeness
 REPEAT_SHARE, REPEAT_WEIGHT = 0.7, 4.0  # a cohort is like the one before it: how probable, worth so many observations
 PAUSES_S = (600.0, 3600.0, 14400.0, 86400.0)  # the longer the pause between cohorts, the less is repeated
 USERS_SIGMA, USERS_WEIGHT = 1.0, 4.0  # error of users' estimates (of its logarithm), worth so many observations
-MOVED = 0.05  # an index that moved by less is not reported
+MOVED = 0.0  # an index that moved by less is not reported
 
 
 @dataclass(frozen=True, slots=True)

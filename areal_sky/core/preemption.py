@@ -22,10 +22,10 @@ from areal_sky.core.gangs import Ask, Placement
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
 from areal_sky.core.pools import Pools
-from areal_sky.core.queueing import OrderPolicy
+from areal_sky.core.queueing import OrderByService, OrderPolicy
 from areal_sky.core.room import UNIT, NodeRoom
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
-from areal_sky.core.victims import Room, Unit, choose, cost, freed
+from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
 from areal_sky.core.waiting import Item, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
@@ -47,6 +47,7 @@ class Preemption:
         # Preemptible leases per shelf, the weakest last: (standing, submit number, lease).
         self._lines: dict[tuple[str, str, bool], list[tuple[float, int, Hold]]] = {}
         self._searched_s = -inf
+        self._choose = choose_weakest if isinstance(order, OrderByService) else choose
 
     # ---------------------------------------------------------------- who may be a victim
 
@@ -101,7 +102,7 @@ class Preemption:
             for n in rooms:
                 node = self._index.nodes[n]
                 elsewhere -= node.bucket.capacity(shape.need) if node.bucket else 0
-            found = choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
+            found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):  # type: ignore[operator]
                 best = ((cost(found), shelf.key), shelf, found, rooms)
         if best is None:
