@@ -11,6 +11,8 @@ from areal_sky.core.queueing import Entry
 from areal_sky.core.runtimegrid import EDGES_S, N_BUCKETS, bucket_of, gittins_index
 from benchmarks.replay import Clairvoyance
 
+STEP, LEAST_STEP_S = 0.25, 60.0
+
 
 class Srtf:
     """Shortest remaining time first, clairvoyant and preemptive: Schrage and Miller, Operations Research 1966."""
@@ -25,16 +27,12 @@ class Srtf:
         return key
 
     def may_preempt(self, waiting: Entry, waiting_key: float, victim: Entry, victim_key: float, now_s: float) -> bool:
-        # Both as of their last change: a victim's key shrinks while it runs, so it is asked for every time.
         return waiting_key < victim_key
 
     def next_step_s(self, entry: Entry, served_s: float) -> float:
-        """A running task's key changes all the time; in steps of 1 % of what is left that is near enough."""
+        """A running task's key changes all the time: steps of a quarter of what is left are near enough."""
         left_s = self._needs_s[entry.task_id] - served_s
         return served_s + max(STEP * left_s, LEAST_STEP_S)
-
-
-STEP, LEAST_STEP_S = 0.25, 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 from areal_sky.core.prediction import RunningTimes
 from areal_sky.core.queueing import DEFAULT_PRIORITY, Entry, OrderPolicy, WeightedOrder
 
-HALVING_S = 14 * 86400.0
+HALVING_S = 60 * 86400.0
 HYSTERESIS = 2.0
 LOWEST_RANK = 0.01  # priority 0 still has a place in the order
 

@@ -11,7 +11,7 @@ OCTAVES = 18  # up to 32 s x 2^18 = 97 days
 EDGES_S: tuple[float, ...] = (0.0, *(SHORTEST_S * 2.0**i for i in range(OCTAVES + 1)))
 N_BUCKETS = OCTAVES + 1
 # Spread of the logarithm within a cohort: runs of one thing; one thing with other settings; next to nothing in common.
-SIGMAS = (0.25, 0.7, 1.4)
+SIGMAS = (0.2, 0.5, 1.2)
 OUTLIERS = 0.02  # share of a cohort that may be anything: crashes at the start, runs that never end
 
 
