@@ -22,7 +22,7 @@ from areal_sky.core.room import NodeRoom
 LOAD = 0.8
 LOST_S = 60.0
 GPUS_PER_NODE = 8
-SETTLE_S = 1.0  # the engine searches for victims at most so often
+SETTLE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class _Replay:
         tasks, engine = self._tasks, self._engine
         submits = sorted(range(len(tasks)), key=lambda i: (tasks[i].submitted_s, i))
         done = at = 0
-        now_s = last_s = -math.inf
+        now_s = -math.inf
         again_s = math.inf
         while done < len(tasks):
             while self._ends and self._starts[self._ends[0][1]] != self._ends[0][2]:
@@ -107,7 +107,7 @@ class _Replay:
             now_s = min(
                 self._ends[0][0] if self._ends else math.inf,
                 tasks[submits[at]].submitted_s if at < len(tasks) else math.inf,
-                max(engine.next_change_s(), last_s),
+                max(engine.next_change_s(), now_s),
                 again_s,
             )
             if now_s == math.inf:
@@ -124,19 +124,20 @@ class _Replay:
                 self._needs_s[str(i)] = tasks[i].duration_s
                 engine.submit(entry_of(i))
                 at += 1
-            self._decide(now_s)
-            again_s = last_s + SETTLE_S if now_s - last_s < SETTLE_S else math.inf
-            if again_s == math.inf:
-                last_s = now_s
+            follow_up = now_s == again_s
+            acted = self._decide(now_s)
+            # Some of what the engine does it does at most once a second: it is asked again a second after each event.
+            again_s = math.inf if follow_up and not acted else now_s + SETTLE_S
         took = tuple(e - t.submitted_s for e, t in zip(self._ends_s, tasks, strict=True))
         slow = tuple(s / max(t.duration_s, 1.0) for s, t in zip(took, tasks, strict=True))
         return Outcome(took, slow, self._preemptions)
 
-    def _decide(self, now_s: float) -> None:
-        engine = self._engine
+    def _decide(self, now_s: float) -> bool:
+        engine, acted = self._engine, False
         while True:
             decisions = engine.decide(now_s)
             stopped = False
+            acted = acted or bool(decisions)
             for decision in decisions:
                 i = int(decision.task_id)
                 if isinstance(decision, Place):
@@ -154,4 +155,4 @@ class _Replay:
                     self._needs_s[decision.task_id] += LOST_S
                     engine.requeue(decision.task_id, self._served_s[i], now_s)
             if not stopped:
-                return
+                return acted

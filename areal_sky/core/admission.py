@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from heapq import heappop, heappush
-from math import inf
 
 from areal_sky.core.backfill import Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Restore, Shrink
@@ -26,14 +24,15 @@ from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import NOTHING, Hold, Leases
 from areal_sky.core.loans import GUARD, Loans
 from areal_sky.core.model import Bundle
+from areal_sky.core.orderkeys import OrderKeys
 from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
 from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import Preemption
-from areal_sky.core.queueing import Entry, LearningOrder, OrderByService, OrderPolicy, WeightedOrder, check_entry
+from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, need_of
 from areal_sky.core.roomindex import Node, RoomIndex
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
@@ -60,11 +59,9 @@ class Admission:
         self._quotas = Quotas(self._pools, self._leases, self._waiting)
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
-        self._learner = self.order if isinstance(self.order, LearningOrder) else None
-        self._by_service = self.order if isinstance(self.order, OrderByService) else None
         self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._pools)
         self._items: dict[str, Item] = {}
-        self._timers: list[tuple[float, int, Item]] = []
+        self._keys = OrderKeys(self.order, self._leases, self._waiting, self._preemption)
         self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
         self._told: list[Decision] = []  # decided outside of `decide`
         self._now_s = 0.0
@@ -80,7 +77,6 @@ class Admission:
     def adopt(self, entry: Entry, placement: Placement, since_s: float, served_s: float = 0.0) -> None:
         """It runs there already (a new process takes over). Raises InvalidInput when it is known already."""
         item = self._new(entry, served_s)
-        item.key, item.until_s = self.order.key(entry, served_s, since_s)
         self._run(Hold(item, placement, since_s), adopted=True)
         self._quotas.use(item, len(placement.node_ids))
 
@@ -101,16 +97,13 @@ class Admission:
     def ended(self, task_id: str, now_s: float, *, finished: bool = True) -> None:
         """It has ended, or shall wait no longer, and holds nothing any more. Nothing happens when it is not known.
 
-        `finished`: it ended by itself, so that others may be expected to run about as long.
+        `finished`: it ended by itself, so that others like it may be expected to run about as long.
         """
         item = self._items.pop(task_id, None)
         if item is None:
             return
         self._now_s = now_s
-        if self._learner is not None:
-            lease = self._leases.running.get(task_id)
-            served_s = item.served_s if lease is None else lease.served_s(now_s)
-            self._learner.ended(item.entry, served_s, finished and lease is not None)
+        self._keys.ended(item, now_s, finished=finished)
         if item.shape is not None:
             self._waiting.remove(item)
         elif self._stop(task_id) is None:
@@ -122,10 +115,8 @@ class Admission:
         lease = self._leases.running.get(task_id)
         if lease is not None:
             before = len(lease.placement.node_ids)
-            self._preemption.forget(lease)
             self._leases.shrink(task_id, ranks)
             lease.ending = ""
-            self._preemption.watch(lease)
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
@@ -160,28 +151,22 @@ class Admission:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
         out, self._told = self._told, []
-        self._on_time(now_s)
-        if self._learner is not None:
-            for task_id in self._learner.moved():
-                if (item := self._items.get(task_id)) is not None:
-                    self._rekey(item, now_s)
-        self._quotas.lift_bars()
+        self._keys.renew(self._items, now_s)
+        if self._pools:
+            self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting.order and (pushed := self._preemption.search(now_s, self._may_use)):
-            out += pushed
-            self._backfill.refresh(now_s)  # who has a claim needs no reservation any more
-            self._place_all(out)
+        if self._waiting:
+            out += self._preemption.search(now_s, self._may_use)
+            while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
+                self._place_all(out)
         return out
 
     def next_change_s(self) -> float:
-        """When the order changes next by time alone; inf: never. `decide` is to be asked then at the latest."""
-        timers = self._timers
-        while timers and not self._is_due(timers[0][0], timers[0][2]):
-            heappop(timers)
-        return timers[0][0] if timers else inf
+        """When the order changes next by time alone; inf: never. `decide` is to be asked then."""
+        return self._keys.next_change_s()
 
     # ---------------------------------------------------------------- what people ask
 
@@ -228,9 +213,17 @@ class Admission:
 
     def _place_all(self, out: list[Decision]) -> None:
         waiting, changes = self._waiting, self._leases.changes
+        looked_at: Change | None = None
+        best: First | None = None
         while True:
             node = self._next_changed()
-            best = waiting.best_for(node, changes[node], self._may_use) if node is not None else None
+            if node is None:
+                best = None
+            else:
+                change = changes[node]
+                # While a node is looked at its room only gets less: who did not fit before does not now.
+                best = waiting.best_for(node, change, self._may_use, best if change is looked_at else None)
+                looked_at = change
             first = waiting.next_open()
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)
@@ -241,7 +234,7 @@ class Admission:
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, changes.pop(node))
+                waiting.settle(node, changes.pop(node), self._may_use)
             else:
                 return
 
@@ -256,6 +249,8 @@ class Admission:
             queue.pop()
         if not changes:
             return None
+        if len(changes) == 1:
+            return next(iter(changes))
         found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
         found.sort(key=lambda x: x[:3], reverse=True)
         self._to_look_at = found
@@ -284,7 +279,7 @@ class Admission:
         assert shape is not None
         placement = placement_on(nodes, shape.need)
         self._waiting.remove(item)
-        self._run(Hold(item, placement, self._now_s))
+        self._run(Hold(item, placement, self._now_s, shape.need))
         if self._pools:
             self._quotas.use(item, len(placement.node_ids))
         out.append(Place(item.entry.task_id, placement))
@@ -330,27 +325,24 @@ class Admission:
         return item
 
     def _enqueue(self, item: Item) -> None:
-        item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-        self._set_timer(item, self._now_s)
+        self._keys.ask(item, self._now_s)
         self._waiting.add(item)
 
     def _run(self, lease: Hold, *, adopted: bool = False) -> None:
         item = lease.item
-        if item.until_s < inf:  # from now on its key may change with its service
-            item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-        self._until_next_step(item, item.served_s, self._now_s)
-        self._set_timer(item, self._now_s)
+        self._keys.started(item, lease.since_s, adopted=adopted)
         if adopted:
             self._leases.adopt(lease)
         else:
             self._leases.hold(lease)
-        self._preemption.watch(lease)
+        if item.entry.preemptible:
+            self._preemption.watch(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        self._loans.forget(task_id)
+        if task_id in self._loans:
+            self._loans.forget(task_id)
         lease = self._leases.release(task_id)
-        if lease is not None:
-            self._preemption.forget(lease)
+        if lease is not None and self._pools:
             self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
@@ -358,48 +350,6 @@ class Admission:
         claim = self._leases.unclaim(task_id)
         if claim is not None:
             self._quotas.use(claim.item, -len(claim.placement.node_ids))
-
-    def _set_timer(self, item: Item, now_s: float) -> None:
-        if item.until_s <= now_s:
-            item.until_s = now_s + 1e-3  # a policy that asks to be asked at once shall not stop the clock
-        if item.until_s < inf:
-            heappush(self._timers, (item.until_s, item.entry.number, item))
-
-    def _is_due(self, until_s: float, item: Item) -> bool:
-        """Whether that timer is the task's latest, and the task still waits or runs."""
-        return item.until_s == until_s and (item.shape is not None or self._lease_of(item) is not None)
-
-    def _lease_of(self, item: Item) -> Hold | None:
-        lease = self._leases.running.get(item.entry.task_id)
-        return lease if lease is not None and lease.item is item else None
-
-    def _on_time(self, now_s: float) -> None:
-        """Tasks whose place in the order changes about now."""
-        timers = self._timers
-        while timers and timers[0][0] <= now_s:
-            until_s, _, item = heappop(timers)
-            if self._is_due(until_s, item):
-                self._rekey(item, now_s)
-
-    def _rekey(self, item: Item, now_s: float) -> None:
-        """A waiting or running task's place in the order has changed."""
-        lease = self._lease_of(item)
-        if lease is None and item.shape is None:
-            return
-        served_s = item.served_s if lease is None else lease.served_s(now_s)
-        key, item.until_s = self.order.key(item.entry, served_s, now_s)
-        if lease is None:
-            self._waiting.reorder(item, key)
-        else:
-            self._until_next_step(item, served_s, now_s)
-            self._preemption.forget(lease)
-            item.key = key
-            self._preemption.watch(lease)
-        self._set_timer(item, now_s)
-
-    def _until_next_step(self, item: Item, served_s: float, now_s: float) -> None:
-        if self._by_service is not None:
-            item.until_s = min(item.until_s, now_s + self._by_service.next_step_s(item.entry, served_s) - served_s)
 
 
 def _room(node: Node) -> NodeRoom:

@@ -5,8 +5,9 @@ what runs there, it fits soonest. Until then a task behind it may use them only 
 all other nodes are free for all. Where the ends are not known, the freest nodes that would do are kept free once the
 task has waited for `patience_s`.
 
-Only the freest `MOST_NODES` nodes of a shelf are considered, and plans are made every `PLAN_EVERY_S`, with
-`MOST_EXTRA_PLANS` in between for those who come to be first in line: bounds on the cost of a decision.
+Bounds on the cost of a decision: plans are made every `PLAN_EVERY_S`, with `MOST_EXTRA_PLANS` in between for those who
+come to be first in line; a plan considers the freest `MOST_NODES` nodes of a shelf (or twice as many as the gang can
+use), and once a decision has considered so many, further plans wait for the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from areal_sky.core.roomindex import Node, RoomIndex, Shelf
 from areal_sky.core.waiting import Change, Item, Shape, WaitingTasks
 
 ShelfKey = tuple[str, str, bool]
-MOST_NODES = 128
+MOST_NODES = 32
 PLAN_EVERY_S = 1.0
 MOST_EXTRA_PLANS = 8
 REPLAN_S = 60.0
@@ -49,8 +50,12 @@ class Backfill:
         self._leases = leases
         self._waiting = waiting
         self._patience_s = patience_s
-        self._planned_s = -inf
-        self._extra_plans = 0  # since then
+        # Plans are made in rounds: when this one began, what it has still to do, whom it has seen first in line.
+        self._began_s = -inf
+        self._to_plan: set[ShelfKey] = set()
+        self._kept: set[str] = set()
+        self._extra_plans = 0
+        self._considered = 0  # nodes, in this decision
         self.reservations: dict[str, Reservation] = {}
 
     def may_use(self, shape: Shape, guard: str, now_s: float) -> bool:
@@ -64,34 +69,51 @@ class Backfill:
         return shape.longest_s is not None and now_s + shape.longest_s <= reservation.start_s
 
     def refresh(self, now_s: float) -> None:
-        """Reserve for those who are first in line now. Cheap when it was done a moment ago."""
-        for guard in [g for g, r in self.reservations.items() if r.item.shape is None]:
+        """Reserve for those who are first in line now. Cheap when it was done a moment ago. Once per decision."""
+        self._considered = 0
+        self.lift_idle()
+        if not 0 <= now_s - self._began_s < PLAN_EVERY_S:
+            self._began_s = now_s
+            self._extra_plans = 0
+            self._kept = set()
+            self._to_plan = {shelf.key for shelf in self._index.shelves.values() if shelf.nodes}
+        if self._to_plan:
+            self._go_on(now_s)
+
+    def lift_idle(self) -> bool:
+        """Reservations of tasks that wait no longer end; whether there were any."""
+        idle = [g for g, r in self.reservations.items() if r.item.shape is None]
+        for guard in idle:
             self._lift(guard)
-        if 0 <= now_s - self._planned_s < PLAN_EVERY_S:
-            return
-        self._planned_s = now_s
-        self._extra_plans = 0
-        taken: set[ShelfKey] = set()
-        kept: set[str] = set()
-        all_shelves = sum(1 for shelf in self._index.shelves.values() if shelf.nodes)
-        for _, _, shape in self._waiting.order:
-            if len(taken) == all_shelves:
+        return bool(idle)
+
+    def _go_on(self, now_s: float) -> None:
+        """With the round, shelf by shelf."""
+        passed: set[ShelfKey] = set()
+        for shape in self._waiting.in_order():
+            if self._to_plan <= passed:
                 break
             if shape.open or shape.barred or shape.first is None:
                 continue
             shelves = self._shelves(shape)
-            if not any(shelf.key not in taken for shelf in shelves):
+            keys = {shelf.key for shelf in shelves}
+            if keys <= passed:
                 continue
-            item = shape.first[2]
-            taken.update(shelf.key for shelf in shelves)
-            if self._reserve(shape, item, shelves, now_s):
-                kept.add(item.entry.task_id)
-        for guard in [g for g in self.reservations if g not in kept]:
+            if keys & self._to_plan:
+                if self._considered >= MOST_NODES:
+                    return  # the next decision goes on
+                item = shape.first[2]
+                if self._reserve(shape, item, shelves, now_s):
+                    self._kept.add(item.entry.task_id)
+                self._to_plan -= keys
+            passed |= keys
+        self._to_plan = set()
+        for guard in [g for g in self.reservations if g not in self._kept]:
             self._lift(guard)
 
     def blocked(self, shape: Shape, now_s: float) -> None:
         """The shape does not fit, and all before it in the order have been looked at: it may be first in line now."""
-        if shape.first is None or self._extra_plans >= MOST_EXTRA_PLANS:
+        if shape.first is None or self._extra_plans >= MOST_EXTRA_PLANS or self._considered >= MOST_NODES:
             return
         mine = {shelf.key for shelf in self._shelves(shape)}
         first = shape.first[:2]
@@ -101,7 +123,8 @@ class Backfill:
                     return
                 self._lift(guard)
         self._extra_plans += 1
-        self._reserve(shape, shape.first[2], self._shelves(shape), now_s)
+        if self._reserve(shape, shape.first[2], self._shelves(shape), now_s):
+            self._kept.add(shape.first[2].entry.task_id)
 
     # ---------------------------------------------------------------- how
 
@@ -120,7 +143,7 @@ class Backfill:
         plan = min(plans, key=lambda p: p.start_s, default=None)
         if plan is None or (plan.start_s == inf and now_s - item.entry.submitted_s < self._patience_s):
             return False
-        if old is not None and old.node_ids != plan.node_ids:
+        if old is not None and (old.node_ids != plan.node_ids or old.start_s < plan.start_s):
             self._lift(guard)
         self.reservations[guard] = plan
         for node_id in plan.node_ids:
@@ -133,7 +156,9 @@ class Backfill:
         """The soonest start on that shelf; None where it would not fit even if all that runs there ended."""
         guard, ask = item.entry.task_id, shape.ask
         gains: list[tuple[float, int, int]] = []  # (from when, which of the freest nodes, bundles more)
-        nodes = [n for n in shelf.freest(MOST_NODES) if n.guard in ("", guard) and ask.market in (None, n.market)]
+        freest = shelf.freest(max(MOST_NODES, 2 * shape.least))
+        self._considered += len(freest)
+        nodes = [n for n in freest if n.guard in ("", guard) and ask.market in (None, n.market)]
         if ask.nodes:
             nodes = [n for n in nodes if n.node_id in ask.nodes or n.order[0] in ask.nodes]
         for place, node in enumerate(nodes):

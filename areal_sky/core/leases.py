@@ -22,18 +22,16 @@ NOTHING = Bundle(0.0, 0.0, 0.0)
 class Hold:
     """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim."""
 
-    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "shelves", "since_s", "standing")
+    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "since_s", "standing")
 
-    def __init__(self, item: Item, placement: Placement, since_s: float):
+    def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
         self.item = item
-        self.need: Need = need_of(item.entry.ask.bundle)
+        self.need: Need = need or need_of(item.entry.ask.bundle)
         self.placement = placement
         self.since_s = since_s
         self.checkpoint_s = since_s  # work up to here is safe
         self.ending = ""  # for which task it has been told to end, or to shrink
-        # Kept by core/preemption.py, for leases that may be victims.
-        self.standing = 0.0
-        self.shelves: tuple[tuple[str, str, bool], ...] = ()
+        self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
 
     @property
     def task_id(self) -> str:
@@ -95,17 +93,15 @@ class Leases:
             site = self.sites[room.node_id] = Site()
         if site.room == room and site.foreign == foreign:
             return
-        new = site.room is None
         site.room, site.foreign = room, foreign
-        node = self._index.nodes.get(room.node_id)
-        before = None if new or node is None else node.bucket
-        guard = node.guard if node is not None else ""
-        if node is not None:
-            self.changes.pop(node, None)
+        old = self._index.nodes.get(room.node_id)
+        change, guard = Change(None), ""
+        if old is not None:
+            change, guard = self.changes.pop(old, None) or Change(old.bucket), old.guard
         node = self._index.put(room)
         self._index.set_guard(node, guard)
         self._recount(room.node_id)
-        self.changes[node] = Change(before)
+        self.changes[node] = change
 
     def drop_node(self, node_id: str) -> None:
         """It takes no work any more. Leases there stay until their tasks have ended."""
@@ -207,30 +203,30 @@ class Leases:
         return site
 
     def _move(self, lease: Hold, *, take: bool) -> None:
-        placement, need, nodes = lease.placement, lease.need, self._index.nodes
+        placement = lease.placement
         if len(placement.node_ids) == 1:
-            self._change(placement.node_ids[0], need, [i for i, _ in placement.devices[0]], 1, nodes, take)
+            self._change(placement.node_ids[0], lease.need, [i for i, _ in placement.devices[0]], 1, take)
             return
         devices: dict[str, list[int]] = {}
         bundles: dict[str, int] = {}
         for node_id, shares in zip(placement.node_ids, placement.devices, strict=True):
-            devices.setdefault(node_id, []).extend(i for i, _ in shares)
+            here = devices.get(node_id)
+            if here is None:
+                here = devices[node_id] = []
+            here += [i for i, _ in shares]
             bundles[node_id] = bundles.get(node_id, 0) + 1
         for node_id, n in bundles.items():
-            self._change(node_id, need, devices[node_id], n, nodes, take)
+            self._change(node_id, lease.need, devices[node_id], n, take)
 
-    def _change(
-        self, node_id: str, need: Need, devices: list[int], bundles: int, nodes: dict[str, Node], take: bool
-    ) -> None:
-        node = nodes.get(node_id)
-        site = self.sites[node_id]
+    def _change(self, node_id: str, need: Need, devices: list[int], bundles: int, take: bool) -> None:
+        node = self._index.nodes.get(node_id)
         if node is None:
             if not take:
                 self._tidy(node_id)
             return
         if not take and node not in self.changes:
             self.changes[node] = Change(node.bucket)
-        if not site.simple:
+        if not self.sites[node_id].simple:
             self._recount(node_id)
         elif take:
             self._index.take(node, need, devices, bundles)

@@ -127,7 +127,7 @@ def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
             for slot in Node.__slots__:
                 setattr(twin, slot, getattr(node, slot))
             twin.shelf, twin.bucket = shelf, None
-            shelf.place(twin)
+            shelf.move(twin, shelf.bucket_of(twin))
     return some
 
 

@@ -6,15 +6,16 @@ only when the whole gang fits then (core/victims.py says whom). The claim is the
 that capacity, and the gang is placed once all of it is free. Equals never preempt each other, so a victim cannot push
 its preemptor out in turn.
 
-Searched at most every `SEARCH_EVERY_S`, for the first `MOST_SEARCHES` shapes, among the `MOST_VICTIMS` weakest tasks:
-bounds on the cost of a decision.
+Bounds on the cost of a decision: a round of searches begins every `SEARCH_EVERY_S`, for the first `MOST_SEARCHES`
+shapes, each among the `MOST_VICTIMS` weakest tasks of a shelf; once so many have been weighed, the round goes on with
+the next decision.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from areal_sky.core.decisions import Decision, Preempt, Shrink
@@ -26,13 +27,15 @@ from areal_sky.core.queueing import OrderByService, OrderPolicy
 from areal_sky.core.room import UNIT, NodeRoom
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
 from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16
-MOST_VICTIMS = 64
+MOST_VICTIMS = 48
+MOST_SCANNED = 512
 
-MayUse = Callable[[Shape, str], bool]
+Cost = tuple[int, int, float, int]
+ShelfKey = tuple[str, str, bool]
 
 
 class Preemption:
@@ -44,53 +47,58 @@ class Preemption:
         self._waiting = waiting
         self._order = order
         self._pools = pools
-        # Preemptible leases per shelf, the weakest last: (standing, submit number, lease).
-        self._lines: dict[tuple[str, str, bool], list[tuple[float, int, Hold]]] = {}
-        self._searched_s = -inf
+        # Preemptible leases per shelf, a heap with the weakest first: (- standing, - submit number, counter, lease).
+        # Leases that have ended, or stand otherwise now, are found out when they come up.
+        self._lines: dict[tuple[str, str, bool], list[tuple[float, int, int, Hold]]] = {}
+        self._watched = 0
+        self._began_s = -inf
+        self._round: list[Shape] = []  # shapes still to be searched for, the next last
+        self._weakest: dict[tuple[str, str, bool], list[Hold]] = {}  # in this round
+        self._weighed = 0  # victims, in this decision
         self._choose = choose_weakest if isinstance(order, OrderByService) else choose
 
     # ---------------------------------------------------------------- who may be a victim
 
     def watch(self, lease: Hold) -> None:
-        """A lease has begun."""
-        if lease.item.entry.preemptible:
-            lease.standing = self._order.standing(lease.item.entry, lease.item.key)
-            for line in self._lines_of(lease):
-                insort(line, (lease.standing, lease.item.entry.number, lease))
-
-    def forget(self, lease: Hold) -> None:
-        """It is over."""
-        if lease.item.entry.preemptible:
-            at = (lease.standing, lease.item.entry.number)
-            for line in self._lines_of(lease):
-                i = bisect_left(line, at)
-                if i < len(line) and line[i][2] is lease:
-                    del line[i]
+        """A lease of a preemptible task has begun, or stands otherwise than before."""
+        entry = lease.item.entry
+        lease.standing = self._order.standing(entry, lease.item.key)
+        nodes, node_ids = self._index.nodes, lease.placement.node_ids
+        shelves = {node.shelf.key for n in dict.fromkeys(node_ids) if (node := nodes.get(n)) is not None}
+        for key in shelves:
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = []
+            self._watched += 1
+            heappush(line, (-lease.standing, -entry.number, self._watched, lease))
 
     # ---------------------------------------------------------------- the search
 
     def search(self, now_s: float, may_use: MayUse) -> list[Decision]:
         """Claims for waiting tasks that may push others out, with the decisions to do so."""
-        if 0 <= now_s - self._searched_s < SEARCH_EVERY_S or not any(self._lines.values()):
-            return []
-        self._searched_s = now_s
+        if not 0 <= now_s - self._began_s < SEARCH_EVERY_S:
+            self._began_s = now_s
+            shapes = self._waiting.in_order() if self._lines else []
+            self._round = shapes[:MOST_SEARCHES][::-1]
+            self._weakest = {}
         out: list[Decision] = []
-        searches = 0
-        for _, _, shape in list(self._waiting.order):
-            while shape.first is not None and not shape.open and not shape.barred and searches < MOST_SEARCHES:
-                searches += 1
-                if not self._claim_for(shape, shape.first[2], now_s, may_use, out):
-                    break
-            if searches >= MOST_SEARCHES:
-                break
+        self._weighed = 0
+        while self._round and self._weighed < MOST_VICTIMS:
+            shape = self._round[-1]
+            may = shape.first is not None and not shape.open and not shape.barred
+            if not may or not self._claim_for(shape, now_s, may_use, out):
+                self._round.pop()
         return out
 
-    def _claim_for(self, shape: Shape, item: Item, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
-        best: tuple[object, Shelf, list[Unit], dict[str, Room]] | None = None
+    def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
+        assert shape.first is not None
+        item = shape.first[2]
+        best: tuple[tuple[Cost, ShelfKey], Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
             victims = list(self._victims(shape, item, shelf, now_s))
             if not victims:
                 continue
+            self._weighed += len(victims)
             units = [unit for lease in victims for unit in _units(lease, now_s)]
             nodes = {n: self._index.nodes.get(n) for unit in units for n in unit.node_ids()}
             usable = [n for n, node in nodes.items() if _usable(node, shape, shelf, may_use)]
@@ -103,7 +111,7 @@ class Preemption:
                 node = self._index.nodes[n]
                 elsewhere -= node.bucket.capacity(shape.need) if node.bucket else 0
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
-            if found is not None and (best is None or (cost(found), shelf.key) < best[0]):  # type: ignore[operator]
+            if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)
         if best is None:
             return False
@@ -121,11 +129,11 @@ class Preemption:
         """Leases on that shelf that the task may end, weakest first."""
         gpus = shape.need.gpus / UNIT * shape.least
         n = 0
-        for _, _, lease in reversed(self._lines.get(shelf.key, ())):
+        for lease in self._weakest_on(shelf, now_s):
             entry = lease.item.entry
-            if lease.ending or now_s < lease.since_s + entry.min_runtime_s:
+            if lease.ending or self._leases.running.get(entry.task_id) is not lease:
                 continue
-            may = self._pools.may_take(shape.pool, gpus, entry.pool)
+            may = self._pools.may_take(shape.pool, gpus, entry.pool) if self._pools else None
             if may is None:
                 may = self._order.may_preempt(item.entry, item.key, entry, lease.item.key, now_s)
                 if not may and not self._pools:
@@ -135,6 +143,29 @@ class Preemption:
                 n += 1
                 if n >= MOST_VICTIMS:
                     return
+
+    def _weakest_on(self, shelf: Shelf, now_s: float) -> list[Hold]:
+        """Leases that have run for their minimum time, weakest first: not all, but enough."""
+        found = self._weakest.get(shelf.key)
+        if found is not None:
+            return found
+        most = MOST_SCANNED if self._pools else MOST_VICTIMS
+        found = self._weakest[shelf.key] = []
+        line, seen = self._lines.get(shelf.key, []), dict[Hold, tuple[float, int, int, Hold]]()
+        running = self._leases.running
+        while line and len(found) < most and len(seen) < MOST_SCANNED:
+            first = heappop(line)
+            lease = first[3]
+            if running.get(lease.task_id) is lease and lease.standing == -first[0] and lease not in seen:
+                seen[lease] = first
+                if now_s >= lease.since_s + lease.item.entry.min_runtime_s:
+                    found.append(lease)
+        for first in seen.values():
+            heappush(line, first)
+        if len(line) > 2 * len(running) + 64:
+            line[:] = [x for x in line if running.get(x[3].task_id) is x[3] and x[3].standing == -x[0]]
+            heapify(line)
+        return found
 
     def _placement(
         self, shape: Shape, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
@@ -175,12 +206,6 @@ class Preemption:
                     )
                 )  # fmt: skip
         return out
-
-    def _lines_of(self, lease: Hold) -> list[list[tuple[float, int, Hold]]]:
-        if not lease.shelves:
-            nodes = (self._index.nodes.get(n) for n in dict.fromkeys(lease.placement.node_ids))
-            lease.shelves = tuple(dict.fromkeys(node.shelf.key for node in nodes if node is not None))
-        return [self._lines.setdefault(key, []) for key in lease.shelves]
 
 
 def _units(lease: Hold, now_s: float) -> Iterator[Unit]:

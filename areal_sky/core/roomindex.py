@@ -44,8 +44,8 @@ class Bucket:
     """The nodes with exactly this free room. `total` is that of all devices, `whole` counts untouched ones."""
 
     __slots__ = (
-        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "market", "members", "memory", "partial",
-        "total", "whole",
+        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "less", "market", "members", "memory", "more",
+        "partial", "total", "whole",
     )  # fmt: skip
 
     def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str]):
@@ -56,6 +56,9 @@ class Bucket:
         self.members: dict[Order, Node] = {}
         self.heap: list[Order] | None = None  # built when it is first asked for
         self.capacities: dict[Need, int] = {}
+        # Where a node goes that takes one such bundle, or gives back one of whole devices.
+        self.less: dict[Need, Bucket] = {}
+        self.more: dict[Need, Bucket] = {}
         self.known = 0  # core/waiting.py: as of which change of its line nobody could use such a node
 
     def capacity(self, need: Need) -> int:
@@ -98,6 +101,7 @@ class Shelf:
         self.is_gpu = is_gpu
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
+        self._most = _EMPTY_BUCKETS
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
 
@@ -106,39 +110,49 @@ class Shelf:
         """Whether it has any."""
         return bool(self._totals)
 
-    def place(self, node: Node) -> None:
-        """Into the bucket of its room as it is now."""
+    def bucket_of(self, node: Node) -> Bucket:
+        """The one for its room as it is now."""
         devices = tuple(sorted(node.devices, reverse=True))
         key = (sum(devices), node.cpus, node.memory, devices, node.market, node.guard)
         bucket = self.buckets.get(key)
         if bucket is None:
+            if len(self.buckets) > self._most:
+                self._forget_empty()
             bucket = self.buckets[key] = Bucket(key)
+        return bucket
+
+    def move(self, node: Node, bucket: Bucket | None) -> None:
+        """Into that bucket; None: off the shelf."""
+        old, order = node.bucket, node.order
+        if old is not None:
+            del old.members[order]
+            if not old.members:
+                old.heap = None
+                row = self._rows[old.total]
+                del row[bisect_left(row, old.key[1:])]
+                if not row:
+                    del self._rows[old.total]
+                    del self._totals[bisect_left(self._totals, old.total)]
+        node.bucket = bucket
+        if bucket is None:
+            return
         if not bucket.members:
             row = self._rows.get(bucket.total)
             if row is None:
                 row = self._rows[bucket.total] = []
                 insort(self._totals, bucket.total)
-            insort(row, (*key[1:], bucket))
-        bucket.members[node.order] = node
+            insort(row, (*bucket.key[1:], bucket))
+        bucket.members[order] = node
         if bucket.heap is not None:
-            heappush(bucket.heap, node.order)
-        node.bucket = bucket
+            heappush(bucket.heap, order)
 
-    def remove(self, node: Node) -> None:
-        bucket = node.bucket
-        if bucket is None:
-            return
-        node.bucket = None
-        del bucket.members[node.order]
-        if not bucket.members:
-            row = self._rows[bucket.total]
-            del row[bisect_left(row, bucket.key[1:])]
-            bucket.heap = None
-            if len(self.buckets) > _EMPTY_BUCKETS:
-                del self.buckets[bucket.key]
-            if not row:
-                del self._rows[bucket.total]
-                del self._totals[bisect_left(self._totals, bucket.total)]
+    def _forget_empty(self) -> None:
+        """Buckets without nodes are kept for what they remember, but not all for ever."""
+        self.buckets = {key: b for key, b in self.buckets.items() if b.members}
+        for bucket in self.buckets.values():
+            bucket.less.clear()
+            bucket.more.clear()
+        self._most = 2 * len(self.buckets) + _EMPTY_BUCKETS
 
     def freest(self, n: int) -> list[Node]:
         """The `n` nodes with the most free GPUs, then CPUs."""
@@ -186,6 +200,7 @@ class RoomIndex:
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
         self.nodes: dict[str, Node] = {}
         self.shelves: dict[tuple[str, str, bool], Shelf] = {}
+        self.guarded = 0  # nodes with a guard
         self.version = 0  # counts shelves: what depends on them is looked up again
         self._eligible: dict[tuple[object, ...], tuple[tuple[int, Shelf], ...]] = {}
         for room in rooms:
@@ -209,39 +224,50 @@ class RoomIndex:
     def drop(self, node_id: str) -> None:
         node = self.nodes.pop(node_id, None)
         if node is not None:
-            node.shelf.remove(node)
+            self.guarded -= bool(node.guard)
+            node.shelf.move(node, None)
 
     def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
         """Its free room from now on; what is below nothing counts as nothing."""
-        node.shelf.remove(node)
         node.devices = [max(0, d) for d in devices]
         node.cpus, node.memory = max(0, cpus), max(0, memory)
-        node.shelf.place(node)
+        node.shelf.move(node, node.shelf.bucket_of(node))
 
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
-            node.shelf.remove(node)
+            self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
-            node.shelf.place(node)
+            node.shelf.move(node, node.shelf.bucket_of(node))
 
     def take(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
         """Of so many bundles, all their devices listed. Who asks has seen that they are free."""
-        node.shelf.remove(node)
         subtract(node.devices, devices, need)
         node.cpus -= bundles * need.cpus
         node.memory -= bundles * need.memory
-        node.shelf.place(node)
+        shelf, old = node.shelf, node.bucket
+        new = old.less.get(need) if bundles == 1 and old is not None else None
+        if new is None:
+            new = shelf.bucket_of(node)
+            if bundles == 1 and old is not None:
+                old.less[need] = new
+        shelf.move(node, new)
 
     def give(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
         """Takes `take` back."""
-        node.shelf.remove(node)
         back = UNIT if need.whole else need.part
         for i in devices:
             node.devices[i] += back
         node.cpus += bundles * need.cpus
         node.memory += bundles * need.memory
-        node.shelf.place(node)
+        shelf, old = node.shelf, node.bucket
+        simple = bundles == 1 and not need.part and old is not None
+        new = old.more.get(need) if simple and old is not None else None
+        if new is None:
+            new = shelf.bucket_of(node)
+            if simple and old is not None:
+                old.more[need] = new
+        shelf.move(node, new)
 
     def eligible(self, ask: Ask) -> tuple[tuple[int, Shelf], ...]:
         """(preference, shelf) of all shelves that the gang may use, whatever is free there; 0 is preferred most."""

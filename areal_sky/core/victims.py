@@ -61,8 +61,12 @@ def choose(
 ) -> list[Unit] | None:
     """The units to free so that `count` bundles fit, or None.
 
-    `rooms`: free room, as it is now, of the nodes that the gang may use and on which units are; `elsewhere`: bundles that fit on other nodes.
+    `rooms`: free room, as it is now, of the nodes that the gang may use and on which units are; `elsewhere`: bundles
+    that fit on other nodes.
     """
+    everything = sum(how_many(*freed(room, n, units), need) for n, room in rooms.items())
+    if everything < count - elsewhere:
+        return None
     best: list[Unit] | None = None
     if count - elsewhere <= 1 or len(rooms) == 1:
         by_node: dict[str, list[Unit]] = {}

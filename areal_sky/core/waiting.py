@@ -15,7 +15,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from areal_sky.core.queueing import Entry
-from areal_sky.core.room import need_of
+from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
 from areal_sky.core.roomindex import Bucket, Node, RoomIndex
 
 
@@ -32,6 +32,7 @@ class Item:
         self.shape: Shape | None = None  # None: it does not wait
 
 
+MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
 
 
@@ -39,13 +40,14 @@ class Shape:
     """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
 
     __slots__ = (
-        "ask", "barred", "first", "heap", "key", "least", "lines", "longest_s", "missing", "need", "number", "open",
-        "pool", "preemptible", "size",
+        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
+        "open", "pool", "preemptible", "size",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
         self.number = number
         self.ask = entry.ask
+        self.is_gang = entry.ask.count > 1
         self.key = key
         self.need = need_of(entry.ask.bundle)
         self.least = entry.least
@@ -60,6 +62,13 @@ class Shape:
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
 
+    def may_use(self, node: Node) -> bool:
+        """Whether the node is one of those that it names."""
+        ask = self.ask
+        if ask.market is not None and ask.market != node.market:
+            return False
+        return not ask.nodes or node.node_id in ask.nodes or node.order[0] in ask.nodes
+
 
 class Change:
     """A node has other room than `before`. `seen`: the room with which gangs have been looked at in vain since."""
@@ -70,24 +79,31 @@ class Change:
         self.before = before
         self.seen: dict[Shape, Bucket] | None = None
 
-    def gain(self, bucket: Bucket, shape: Shape) -> int:
-        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0."""
-        before = self.before
+    def gain(self, bucket: Bucket, shape: Shape, may_use: MayUse) -> int:
+        """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0.
+
+        Where guards have come or gone it is rather too many than too few.
+        """
+        before, guard = self.before, bucket.guard
         if self.seen is not None:
             before = self.seen.get(shape, before)
-        return bucket.capacity(shape.need) - (before.capacity(shape.need) if before is not None else 0)
+        if guard and not may_use(shape, guard):
+            return 0
+        had = before is not None and (not before.guard or before.guard == guard)
+        return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
 
 
 class Line:
     """The shapes that may use the nodes of one shelf, the shape with the first task first."""
 
-    __slots__ = ("changes", "gangs", "order")
+    __slots__ = ("changes", "gangs", "least_gpus", "order")
 
     def __init__(self) -> None:
         # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
         self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
-        self.changes = 1  # counts shapes that came
+        self.changes = 0  # another number with every shape that comes
+        self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
 
 
 class WaitingTasks:
@@ -99,8 +115,15 @@ class WaitingTasks:
         self._lines: dict[tuple[str, str, bool], Line] = {}
         self._index_version = -1
         self._shapes_so_far = 0
-        self.order: list[tuple[float, int, Shape]] = []  # all shapes, that of the first task first
+        self._stands = 0
         self._open: list[tuple[float, int, Shape]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._shapes)
+
+    def in_order(self) -> list[Shape]:
+        """All shapes, that of the first task first."""
+        return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
 
     def add(self, item: Item) -> None:
         """Its key must be set."""
@@ -156,7 +179,7 @@ class WaitingTasks:
     def close_shape(self, shape: Shape, fit: dict[str, int], changes: dict[Node, Change]) -> None:
         """It does not fit: only so many bundles do in each node group, with the nodes as they are."""
         shape.open = False
-        if shape.ask.count > 1:
+        if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
             for node, change in changes.items():
                 if node.bucket is not None and node.shelf.group in fit:
@@ -175,8 +198,12 @@ class WaitingTasks:
             heappop(heap)
         return None
 
-    def best_for(self, node: Node, change: Change, may_use: Callable[[Shape, str], bool]) -> First | None:
+    def best_for(
+        self, node: Node, change: Change, may_use: MayUse, after: First | None = None
+    ) -> First | None:
         """The first of all tasks that may fit now that the node has other room than before.
+
+        `after`: none of those before that one fits.
 
         A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
         this one now takes as many bundles more as the gang missed.
@@ -185,35 +212,31 @@ class WaitingTasks:
         if bucket is None:
             return None
         line = self._line(node)
-        if bucket.known == line.changes:
+        if bucket.known == line.changes > 0 or bucket.total < line.least_gpus:
             return None
         whole, cpus, memory = bucket.whole, bucket.cpus, bucket.memory
         top = bucket.devices[0] if bucket.devices else 0
-        group = node.shelf.group
-        useless = True
-        for _, _, its_whole, its_part, its_cpus, its_memory, shape in line.order:
+        group, guard = node.shelf.group, bucket.guard
+        useless = after is None
+        order = line.order
+        if after is not None:
+            order = order[bisect_left(order, after[:2]) :]
+        for _, _, its_whole, its_part, its_cpus, its_memory, shape in order:
             if its_whole > whole or its_cpus > cpus or its_memory > memory or its_part > top:
                 continue
             useless = False
-            ask = shape.ask
-            if shape.barred or (ask.market is not None and ask.market != bucket.market):
-                continue
-            if ask.count > 1 and not shape.open:
+            if shape.is_gang and not shape.open:
                 missing = shape.missing.get(group, shape.least)
-                if its_whole and whole // its_whole < missing:
+                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape, may_use) < missing:
                     continue
-                if change.gain(bucket, shape) < missing:
-                    continue
-            if bucket.guard and not may_use(shape, bucket.guard):
-                continue
-            if ask.nodes and node.node_id not in ask.nodes and node.order[0] not in ask.nodes:
+            if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
                 continue
             return shape.first
         if useless:
             bucket.known = line.changes
         return None
 
-    def settle(self, node: Node, change: Change) -> None:
+    def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
         bucket, before = node.bucket, change.before
         if bucket is None or bucket is before:
@@ -225,7 +248,7 @@ class WaitingTasks:
                 return
             if shape.open:
                 continue
-            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape)
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
             if missing <= 0:
                 self.open_shape(shape)
 
@@ -250,9 +273,11 @@ class WaitingTasks:
             line = self._lines.get(shelf.key)
             if line is None:
                 line = self._lines[shelf.key] = Line()
-            line.changes += 1
+            self._stands += 1
+            line.changes = self._stands
+            line.least_gpus = min(line.least_gpus, shape.need.gpus)
             shape.lines.append(line)
-            if shape.ask.count > 1:
+            if shape.is_gang:
                 insort(line.gangs, (shape.need.whole, shape.number, shape))
 
     def _sort_in(self, shape: Shape) -> None:
@@ -264,10 +289,8 @@ class WaitingTasks:
         if old is first:
             return
         shape.first = first
-        if old is not None:
-            del self.order[bisect_left(self.order, old[:2])]
-        if first is not None:
-            insort(self.order, (first[0], first[1], shape))
+        if self._index.guarded and old is not None and first is not None and first < old:
+            shape.open = True  # who goes further ahead may have nodes that were kept for others
         self._sort_into_lines(shape, old)
         if first is not None and shape.open:
             heappush(self._open, (first[0], first[1], shape))
@@ -282,7 +305,7 @@ class WaitingTasks:
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:
-    if shape.ask.count > 1:
+    if shape.is_gang:
         del line.gangs[bisect_left(line.gangs, (shape.need.whole, shape.number))]
 
 
