@@ -9,10 +9,13 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
+
+from areal_sky.errors import InvalidInput
 
 # name -> what it tells
 BENCHMARKS = {
@@ -21,14 +24,20 @@ BENCHMARKS = {
     "scheduler_throughput": "speed and memory of the admission engine at scale, against Ray and Slurm",
     "local_up": "`up` on local to the first task running, against bare Ray",
     "task_latency": "submit to running command, against a bare Ray placement group and actor",
+    "placement": "GPUs left over when the Alibaba cluster is full: ours, best fit, fragmentation gradient descent",
+    "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")
 
 
-def measure(name: str) -> dict[str, float | None]:
-    """The figures; None where a peer is not here to be measured."""
-    return importlib.import_module(f"benchmarks.{name}").measure()
+# name -> what it can be given
+OPTIONS = {"scheduler_quality": ("traces",), "placement": ("nodes", "pods")}
+
+
+def measure(name: str, options: dict[str, str]) -> dict[str, Any]:
+    """The figures of a run; None: a peer is not here to be measured. What is not a number is detail beside them."""
+    return importlib.import_module(f"benchmarks.{name}").measure(**options)
 
 
 def why_not(name: str) -> str | None:
@@ -37,14 +46,19 @@ def why_not(name: str) -> str | None:
     return reason() if reason else None
 
 
-def report(name: str, figures: dict[str, float | None]) -> dict[str, Any]:
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in cast("dict[str, Any]", value).items()}
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def report(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     """The one JSON object of a run."""
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    rounded = {k: None if v is None else round(v, 4) for k, v in figures.items()}
-    return {"benchmark": name, **rounded, "machine": machine}
+    return {"benchmark": name, **rounded(figures), "machine": machine}
 
 
-def over_bounds(name: str, figures: dict[str, float | None]) -> list[str]:
+def over_bounds(name: str, figures: dict[str, Any]) -> list[str]:
     """What is beyond its limit, in words."""
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     told: list[str] = []
@@ -58,13 +72,21 @@ def over_bounds(name: str, figures: dict[str, float | None]) -> list[str]:
     return told
 
 
-def show(name: str, figures: dict[str, float | None]) -> None:
+def show(name: str, figures: dict[str, Any]) -> None:
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     print(f"{name}: {BENCHMARKS[name]}")
-    for figure, value in figures.items():
+    for figure, value in _flat(figures):
         bound = bounds.get(figure, {})
         limits = "".join(f"   {kind} {bound[kind]:g}" for kind in ("min", "max") if kind in bound)
         print(f"  {figure:<28} {'not measured' if value is None else format(value, '10.4g')}{limits}")
+
+
+def _flat(figures: dict[str, Any], of: str = "") -> Iterator[tuple[str, float | None]]:
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            yield from _flat(cast("dict[str, Any]", value), f"{of}{name} ")
+        else:
+            yield of + name, value
 
 
 def main() -> int:
@@ -72,7 +94,13 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--check", action="store_true", help="run all (or NAME) against bounds.yaml")
+    parser.add_argument("--traces", metavar="DIR", help="scheduler_quality: CSV files in the format of Microsoft Philly")
+    parser.add_argument("--nodes", metavar="CSV", help="placement: machines in the format of Alibaba gpu-v2023")
+    parser.add_argument("--pods", metavar="CSV", help="placement: pods in the format of Alibaba gpu-v2023")
     args = parser.parse_args()
+    given = {o: v for o in ("traces", "nodes", "pods") if (v := getattr(args, o)) is not None}
+    if foreign := [o for o in given if o not in OPTIONS.get(args.name or "", ())]:
+        parser.error(f"{args.name or '--check'} takes no --{foreign[0]}")
     if args.name is None and not args.check:
         for name, text in BENCHMARKS.items():
             print(f"{name:<18} {text}")
@@ -84,7 +112,11 @@ def main() -> int:
             if args.name:
                 return 1
             continue
-        figures = measure(name)
+        try:
+            figures = measure(name, given)
+        except InvalidInput as e:
+            print(f"error: {e}", file=sys.stderr)
+            return 2
         if args.json:
             print(json.dumps(report(name, figures)), flush=True)
         else:

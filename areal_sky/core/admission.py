@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import inf
 
 from areal_sky.core.backfill import Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Restore, Shrink
 from areal_sky.core.gangs import Placement
-from areal_sky.core.keytimers import KeyTimers
 from areal_sky.core.leases import NOTHING, Hold, Leases
 from areal_sky.core.loans import GUARD, Loans
 from areal_sky.core.model import Bundle
+from areal_sky.core.orderkeys import OrderKeys
 from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
 from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import Preemption
@@ -62,7 +61,7 @@ class Admission:
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
         self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._quotas)
         self._items: dict[str, Item] = {}
-        self._timers = KeyTimers()
+        self._keys = OrderKeys(self.order, self._leases, self._waiting, self._preemption)
         self._told: list[Decision] = []  # decided outside of `decide`
         self._now_s = 0.0
 
@@ -77,7 +76,6 @@ class Admission:
     def adopt(self, entry: Entry, placement: Placement, since_s: float, served_s: float = 0.0) -> None:
         """It runs there already (a new process takes over). Raises InvalidInput when it is known already."""
         item = self._new(entry, served_s)
-        item.key, item.until_s = self.order.key(entry, served_s, since_s)
         self._run(Hold(item, placement, since_s), adopted=True)
         self._quotas.use(item, len(placement.node_ids))
 
@@ -95,12 +93,16 @@ class Admission:
             lease.item.served_s = served_s
             self._enqueue(lease.item)
 
-    def ended(self, task_id: str, now_s: float) -> None:
-        """It has ended, or shall wait no longer, and holds nothing any more. Nothing happens when it is not known."""
+    def ended(self, task_id: str, now_s: float, *, finished: bool = True) -> None:
+        """It has ended, or shall wait no longer, and holds nothing any more. Nothing happens when it is not known.
+
+        `finished`: it ended by itself, so that others like it may be expected to run about as long.
+        """
         item = self._items.pop(task_id, None)
         if item is None:
             return
         self._now_s = now_s
+        self._keys.ended(item, now_s, finished=finished)
         if item.shape is not None:
             self._waiting.remove(item)
         elif self._stop(task_id) is None:
@@ -151,8 +153,7 @@ class Admission:
         self._now_s = now_s
         out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
         self._told = []
-        for item in self._timers.due(now_s):
-            self._ask_again(item)
+        self._keys.renew(self._items, now_s)
         if self._pools:
             self._quotas.lift_bars()
         if self._leases.claims_to_check:
@@ -164,6 +165,10 @@ class Admission:
             while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
                 self._place_all(out)
         return out
+
+    def next_change_s(self) -> float:
+        """When the order changes next by time alone; inf: never. `decide` is to be asked then."""
+        return self._keys.next_change_s()
 
     # ---------------------------------------------------------------- what people ask
 
@@ -297,15 +302,12 @@ class Admission:
         return item
 
     def _enqueue(self, item: Item) -> None:
-        item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-        self._timers.set(item, self._now_s)
+        self._keys.ask(item, self._now_s)
         self._waiting.add(item)
 
     def _run(self, lease: Hold, *, adopted: bool = False) -> None:
         item = lease.item
-        if item.until_s < inf:  # from now on its key may change with its service
-            item.key, item.until_s = self.order.key(item.entry, item.served_s, self._now_s)
-            self._timers.set(item, self._now_s)
+        self._keys.started(item, lease.since_s, adopted=adopted)
         if adopted:
             self._leases.adopt(lease)
         else:
@@ -330,18 +332,3 @@ class Admission:
         if claim is not None:
             self._quotas.use(claim.item, -len(claim.placement.node_ids))
 
-    def _ask_again(self, item: Item) -> None:
-        """Its place in the order changes about now."""
-        lease = self._leases.running.get(item.entry.task_id)
-        if item.shape is None and (lease is None or lease.item is not item):
-            item.until_s = self._now_s  # it has a claim: asked for when it starts
-            return
-        served_s = item.served_s if lease is None else lease.served_s(self._now_s)
-        key, item.until_s = self.order.key(item.entry, served_s, self._now_s)
-        self._timers.set(item, self._now_s)
-        if lease is None:
-            self._waiting.reorder(item, key)
-        else:
-            item.key = key
-            if item.entry.preemptible:
-                self._preemption.watch(lease)

@@ -22,11 +22,11 @@ from areal_sky.core.decisions import Decision, Preempt, Shrink
 from areal_sky.core.gangs import Ask, Placement
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
-from areal_sky.core.queueing import OrderPolicy
+from areal_sky.core.queueing import OrderByService, OrderPolicy
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
-from areal_sky.core.victims import Room, Unit, choose, cost, freed
+from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
 from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
 
 SEARCH_EVERY_S = 1.0
@@ -56,6 +56,7 @@ class Preemption:
         self._round: list[Shape] = []  # shapes still to be searched for, the next last
         self._weakest: dict[tuple[str, str, bool], list[Hold]] = {}  # in this round
         self._weighed = 0  # victims, in this decision
+        self._choose = choose_weakest if isinstance(order, OrderByService) else choose
 
     # ---------------------------------------------------------------- who may be a victim
 
@@ -113,7 +114,7 @@ class Preemption:
             for n in rooms:
                 node = self._index.nodes[n]
                 elsewhere -= node.bucket.capacity(shape.need) if node.bucket else 0
-            found = choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
+            found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)
         if best is None:

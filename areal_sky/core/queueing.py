@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from areal_sky.core.gangs import Ask
 from areal_sky.errors import InvalidInput
@@ -40,6 +40,7 @@ class Entry:
 
     `number` counts submits from 1; `priority` is 0..100; `weight` > 0 is that of its model type. `pool`: whose quota it
     uses. `deadline_s` is a Unix time; `estimate_s` its running time as told or predicted, from its start to its end.
+    `like` is the same for tasks that may be expected to run about as long (core/prediction.py).
     `min_bundles`: an elastic gang may start with, and shrink to, so many; 0: all of `ask.count`. A preemptible task may
     be ended for another one once it has run for `min_runtime_s` seconds.
     """
@@ -57,6 +58,7 @@ class Entry:
     preemptible: bool = False
     min_bundles: int = 0
     min_runtime_s: float = 0.0
+    like: str = ""
 
     @property
     def least(self) -> int:
@@ -84,6 +86,28 @@ class OrderPolicy(Protocol):
 
         Must not hold both ways round, and what may end one task may end every task of a weaker `standing`.
         """
+        ...
+
+
+@runtime_checkable
+class OrderByService(Protocol):
+    """What an order has, too, whose keys change with the service a running task has had."""
+
+    def next_step_s(self, entry: Entry, served_s: float) -> float:
+        """Service in all at which the task's key changes next; inf: never."""
+        ...
+
+
+@runtime_checkable
+class LearningOrder(Protocol):
+    """What an order has, too, that learns from tasks that have ended."""
+
+    def ended(self, entry: Entry, served_s: float, finished: bool) -> None:
+        """The task is over. `finished`: by itself, after so many seconds of service in all."""
+        ...
+
+    def moved(self) -> list[str]:
+        """Tasks whose key has changed since the last call, other than by time or by their own service."""
         ...
 
 

@@ -88,6 +88,13 @@ def choose(
     return best
 
 
+def choose_weakest(
+    need: Need, count: int, elsewhere: int, rooms: Mapping[str, Room], units: Sequence[Unit]
+) -> list[Unit] | None:
+    """The same for orders in which standing is all that counts: `units`, the weakest first, until the gang fits."""
+    return _greedily(need, count - elsewhere, rooms, units, weakest=True)
+
+
 def freed(room: Room, node_id: str, units: Sequence[Unit]) -> Room:
     """The room of that node once the units are gone."""
     devices, cpus, memory = list(room[0]), room[1], room[2]
@@ -135,7 +142,9 @@ def _on_one_node(
     return best
 
 
-def _greedily(need: Need, wanted: int, rooms: Mapping[str, Room], units: Sequence[Unit]) -> list[Unit] | None:
+def _greedily(
+    need: Need, wanted: int, rooms: Mapping[str, Room], units: Sequence[Unit], *, weakest: bool = False
+) -> list[Unit] | None:
     """Units in that order until the gang fits; then those are kept after all that it also fits without."""
     on_node: dict[str, list[Unit]] = {n: [] for n in rooms}
     fits = {n: how_many(*room, need) for n, room in rooms.items()}
@@ -155,7 +164,10 @@ def _greedily(need: Need, wanted: int, rooms: Mapping[str, Room], units: Sequenc
         recount(unit)
     if sum(fits.values()) < wanted:
         return None
-    for unit in sorted(chosen, key=lambda u: (u.role, u.lost_gpu_s, [-r for r in u.ranks]), reverse=True):
+    spare = chosen[::-1]  # the strongest first
+    if not weakest:
+        spare = sorted(chosen, key=lambda u: (u.role, u.lost_gpu_s, [-r for r in u.ranks]), reverse=True)
+    for unit in spare:
         for n in unit.node_ids():
             if n in on_node:
                 on_node[n].remove(unit)
