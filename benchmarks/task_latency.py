@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.local_up import BIN, clean_env, run, scratch
 
-PAIRS = 10
+PAIRS = 6
 SPEC = """\
 name: bench
 infra: local

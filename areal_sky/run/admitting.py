@@ -9,9 +9,11 @@ from dataclasses import replace
 from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement, Pool, Restore, Shrink
 from areal_sky.core.failures import suspect
 from areal_sky.core.nodeenv import HeadEnv
+from areal_sky.core.order_policies import AttainedOrder, FifoOrder, ShortestOrder
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, fit
-from areal_sky.core.queueing import OrderPolicy, WeightedOrder
+from areal_sky.core.queueing import LearningOrder, OrderPolicy, WeightedOrder
 from areal_sky.core.tasklife import TaskRecord
+from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.tenancy import DriverNeed
 from areal_sky.errors import InvalidInput
 from areal_sky.run import drivers
@@ -27,7 +29,7 @@ class Admitting:
     def __init__(
         self, env: HeadEnv, book: NodeBook, order: OrderPolicy | None = None, min_runtime_s: float = MIN_RUNTIME_S
     ):
-        self.order: OrderPolicy = order or WeightedOrder(env.ageing_per_hour)
+        self.order: OrderPolicy = order or order_of(env)
         pools = [Pool(p.name, p.guaranteed_gpus, math.inf if p.max_gpus is None else p.max_gpus, p.borrow)
                  for p in env.pools]  # fmt: skip
         self._engine = Admission(self.order, pools)
@@ -58,9 +60,12 @@ class Admitting:
         if r.spec.backends is not None:
             self._drivers[r.task_id] = r
 
-    def drop(self, task_id: str, now_s: float) -> None:
-        """It neither waits for room nor holds any. Nothing happens when it did not."""
-        self._engine.ended(task_id, now_s)
+    def drop(self, task_id: str, now_s: float, *, finished: bool = False) -> None:
+        """It neither waits for room nor holds any. Nothing happens when it did not.
+
+        `finished`: it has ended by itself, so that others like it may be expected to run about as long.
+        """
+        self._engine.ended(task_id, now_s, finished=finished)
         for known in (self._elsewhere, self._ranks, self._lent, self._drivers):
             known.pop(task_id, None)
         self._withheld.discard(task_id)
@@ -79,6 +84,13 @@ class Admitting:
         if r.spec.backends is not None:
             entry = replace(entry, ask=drivers.held_ask(r, len(placement.node_ids)))
         self._engine.adopt(entry, placement, since_s, r.served_s)
+
+    def teach(self, ended: Iterable[TaskRecord]) -> None:
+        """An order that learns is told of the tasks that an earlier process saw end, the earliest first."""
+        for r in ended if isinstance(self.order, LearningOrder) else ():
+            entry = self.entry(r)
+            self.order.key(entry, 0.0, r.submitted_s)
+            self.order.ended(entry, r.served_s, r.state is TaskState.SUCCEEDED)
 
     def progress(self, task_id: str, checkpoint_s: float) -> None:
         """The running task has a checkpoint of its work up to then."""
@@ -188,7 +200,7 @@ class Admitting:
         """These were not recorded: the tasks wait on."""
         for d in decisions:
             if isinstance(d, Place) and d.task_id in waiting:
-                self._engine.ended(d.task_id, now_s)
+                self._engine.ended(d.task_id, now_s, finished=False)
                 self.add(waiting[d.task_id])
 
     # ---------------------------------------------------------------- what people ask
@@ -233,7 +245,7 @@ class Admitting:
             r.task_id, r.number, self.ask(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
             kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s, preemptible=spec.may_be_preempted,
             min_bundles=spec.min_bundles or 0, min_runtime_s=self._min_runtime_s,
-            pool=self._pools.get(self._model_type(r) or ""),
+            like=spec.name or spec.command[:80], pool=self._pools.get(self._model_type(r) or ""),
         )  # fmt: skip
 
     def _others(self, r: TaskRecord) -> tuple[str, ...]:
@@ -269,6 +281,22 @@ class Admitting:
 
     def _model_type(self, r: TaskRecord) -> str | None:
         return r.spec.model_type or self._model_types.get(r.spec.model or "")
+
+
+def order_of(env: HeadEnv) -> OrderPolicy:
+    """The order that `scheduling.strategy` names. Raises InvalidInput when there is none of that name."""
+    weighted = WeightedOrder(env.ageing_per_hour)
+    orders: dict[str, Callable[[], OrderPolicy]] = {
+        "dynamic": lambda: weighted,
+        "weighted": lambda: weighted,
+        "fifo": FifoOrder,
+        "shortest": lambda: ShortestOrder(weighted=weighted),
+        "attained": AttainedOrder,
+    }
+    if env.strategy not in orders:
+        known = ", ".join(orders)
+        raise InvalidInput(f"scheduling.strategy: there is no order {env.strategy!r} (known: {known})")
+    return orders[env.strategy]()
 
 
 def ask_of(r: TaskRecord) -> Ask:

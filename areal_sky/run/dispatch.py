@@ -97,6 +97,7 @@ class Dispatch:
         self._owed: list[Decision] = []  # decided, but not on disk yet
         self._not_reserved: dict[str, int] = {}  # how often in a row Ray has not reserved for a task
         self._pending = Pending(self._tasks)
+        self._admitting.teach(self._tasks.recent.values())
         for r in self._tasks.holding.values():
             self._admitting.adopt(r)
         for r in list(self._tasks.waiting.values()):
@@ -160,8 +161,7 @@ class Dispatch:
                 r = self._record(TaskEvent(now_s, task_id, Started()))[task_id]
             dead = self._book.dead_among(r)
             if self._gangs.is_launched(r.gang_id):
-                late = self._overdue(r, now_s)
-                if isinstance(late, Stopping):
+                if isinstance(late := self._overdue(r, now_s), Stopping):
                     r = self._record(TaskEvent(now_s, task_id, late))[task_id]
                 if r.starting and r.stop is None and now_s > r.since_s + RESERVE_S + START_S:
                     self._requeue(r, now_s, f"its ranks did not start within {START_S:g} s")
@@ -179,16 +179,16 @@ class Dispatch:
                 self._requeue(r, now_s, r.stop_reason)
             elif now_s > r.since_s + RESERVE_S:
                 n = self._not_reserved[task_id] = self._not_reserved.get(task_id, 0) + 1
-                wait_s = backoff_s(RESERVE_BACKOFF_S, n)
                 reason = f"Ray did not give it its resources within {RESERVE_S:g} s"
-                self._leave(r, now_s, Requeued(reason, counted=False, not_before_s=now_s + wait_s))
+                later_s = now_s + backoff_s(RESERVE_BACKOFF_S, n)
+                self._leave(r, now_s, Requeued(reason, counted=False, not_before_s=later_s))
         for r in list(self._tasks.waiting.values()):
             if r.spec.total_timeout_s is not None and isinstance(late := self._overdue(r, now_s), Ended):
                 self._leave(r, now_s, late)
 
     def _overdue(self, r: TaskRecord, now_s: float) -> Stopping | Ended | None:
-        ran_s = self._watch.elapsed_s(r.gang_id, r.started_s, now_s)
-        return overdue(r, ran_s, self._watch.elapsed_s(r.task_id, r.first_started_s, now_s))
+        watch = self._watch.elapsed_s
+        return overdue(r, watch(r.gang_id, r.started_s, now_s), watch(r.task_id, r.first_started_s, now_s))
 
     def _follow(self, r: TaskRecord, found: Verdict, now_s: float) -> None:
         match found:
@@ -329,7 +329,7 @@ class Dispatch:
         fresh = self._tasks.record(*events) if events else {}
         for task_id, r in fresh.items():
             if r.ended:
-                self._admitting.drop(task_id, r.since_s)
+                self._admitting.drop(task_id, r.since_s, finished=r.state is TaskState.SUCCEEDED)
                 self._not_reserved.pop(task_id, None)
                 for freed in self._pending.ended(r):
                     self._admitting.add(freed)

@@ -110,6 +110,32 @@ def test_an_array_is_many_tasks_and_one_name(world: World) -> None:
     assert world.state(after) == "RUNNING"
 
 
+@pytest.mark.parametrize("strategy", ["weighted", "fifo", "shortest", "attained"])
+def test_every_order_runs_and_explains_itself(tmp_path: Path, strategy: str) -> None:
+    world = World(tmp_path)
+    world.env = replace(world.env, strategy=strategy)
+    world.start()
+    world.tick()
+    tasks = [world.submit(gpus=4, name="like", priority=p) for p in (1, 1, 9, 5)]
+    world.tick(2, seconds=30)
+    assert "number 1 of 2 in the queue: " in world.story(next(t for t in tasks if "number 1 of" in world.story(t)))
+    for _ in range(4):
+        for gang, rank in world.ray.running():
+            world.ray.finish(gang, rank)
+        world.tick(3, seconds=30)
+    assert {world.state(t) for t in tasks} == {"SUCCEEDED"}
+    world.start()  # what it has learnt is learnt again
+    world.tick()
+    assert world.state(world.submit(gpus=4, name="like")) == "PLACED"
+
+
+def test_an_order_that_does_not_exist_is_said(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.env = replace(world.env, strategy="fastest")
+    with pytest.raises(InvalidInput, match="there is no order 'fastest'"):
+        world.start()
+
+
 def test_labels_find_tasks_again(world: World) -> None:
     both = world.submit(labels={"run": "a", "team": "x"})
     world.submit(labels={"run": "b"})
