@@ -14,8 +14,8 @@ from areal_sky.core.leases import Hold
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.queueing import WeightedOrder
 from areal_sky.core.room import UNIT, empty_room, how_many, need_of
+from areal_sky.core.shapes import Item
 from areal_sky.core.victims import Unit, choose, cost, freed
-from areal_sky.core.waiting import Item
 
 GPU4 = NodeShape(gpus=4, cpus=16, memory_gib=64, accelerator="H100")
 
