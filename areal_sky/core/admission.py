@@ -71,6 +71,8 @@ class Admission:
     def submit(self, entry: Entry, served_s: float = 0.0) -> None:
         """It waits from now on. Raises InvalidInput that lists every mistake, or when it is known already."""
         item = self._new(entry, served_s)
+        need = need_of(entry.ask.bundle)
+        self._index.usual.seen(need.gpus * entry.ask.count, need.cpus * entry.ask.count)
         self._now_s = max(self._now_s, entry.submitted_s)
         self._enqueue(item)
 
