@@ -228,7 +228,7 @@ arrivals = st.lists(
 @given(arrivals)
 @settings(deadline=None)
 def test_pushing_out_comes_to_rest(tasks: list[tuple[float, int, str]]) -> None:
-    """No ping-pong: nobody is ended for whom it was ended for, and with nobody new and nobody done, all come to rest."""
+    """No ping-pong: nobody is ended in turn, and with nobody new and nobody done, all come to rest."""
     admission = cluster(2)
     seen: set[tuple[str, str]] = set()
     now_s = 0.0
