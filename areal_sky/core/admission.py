@@ -32,7 +32,8 @@ from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_ent
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import need_of
 from areal_sky.core.roomindex import RoomIndex
-from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
+from areal_sky.core.shapes import First, Item, Shape
+from areal_sky.core.waiting import Change, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
