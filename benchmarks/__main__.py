@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
 import sys
@@ -20,6 +21,7 @@ from areal_sky.errors import InvalidInput
 BENCHMARKS = {
     "cli_startup": "how long `areal-sky --help` and `areal-sky check FILE` take",
     "controller_tick": "one tick() over 100 replicas, and the memory of an idle controller",
+    "scheduler_throughput": "speed and memory of the admission engine at scale, against Ray and Slurm",
     "local_up": "`up` on local to the first task running, against bare Ray",
     "placement": "GPUs left over when the Alibaba cluster is full: ours, best fit, fragmentation gradient descent",
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
@@ -33,7 +35,7 @@ OPTIONS = {"scheduler_quality": ("traces",), "placement": ("nodes", "pods")}
 
 
 def measure(name: str, options: dict[str, str]) -> dict[str, Any]:
-    """The figures of a run; what is not a number is detail beside them."""
+    """The figures of a run; None: a peer is not here to be measured. What is not a number is detail beside them."""
     return importlib.import_module(f"benchmarks.{name}").measure(**options)
 
 
@@ -56,24 +58,29 @@ def report(name: str, figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def over_bounds(name: str, figures: dict[str, Any]) -> list[str]:
-    """What is over its limit, in words."""
+    """What is beyond its limit, in words."""
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
-    return [
-        f"{name}.{figure} is {figures[figure]:.4g}, over {bound['max']:g} (usually {bound['measured']:g})"
-        for figure, bound in bounds.items()
-        if figures[figure] > bound["max"]
-    ]
+    told: list[str] = []
+    for figure, bound in bounds.items():
+        value = figures[figure]
+        usual = f"(usually {bound['measured']:g})"
+        if value is not None and value > bound.get("max", math.inf):
+            told.append(f"{name}.{figure} is {value:.4g}, over {bound['max']:g} {usual}")
+        if value is not None and value < bound.get("min", -math.inf):
+            told.append(f"{name}.{figure} is {value:.4g}, under {bound['min']:g} {usual}")
+    return told
 
 
 def show(name: str, figures: dict[str, Any]) -> None:
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     print(f"{name}: {BENCHMARKS[name]}")
     for figure, value in _flat(figures):
-        limit = f"   limit {bounds[figure]['max']:g}" if figure in bounds else ""
-        print(f"  {figure:<28} {value:10.4g}{limit}")
+        bound = bounds.get(figure, {})
+        limits = "".join(f"   {kind} {bound[kind]:g}" for kind in ("min", "max") if kind in bound)
+        print(f"  {figure:<28} {'not measured' if value is None else format(value, '10.4g')}{limits}")
 
 
-def _flat(figures: dict[str, Any], of: str = "") -> Iterator[tuple[str, float]]:
+def _flat(figures: dict[str, Any], of: str = "") -> Iterator[tuple[str, float | None]]:
     for name, value in figures.items():
         if isinstance(value, dict):
             yield from _flat(cast("dict[str, Any]", value), f"{of}{name} ")

@@ -30,9 +30,10 @@ from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
-from areal_sky.core.room import UNIT, need_of
-from areal_sky.core.roomindex import Node, RoomIndex
-from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
+from areal_sky.core.room import need_of
+from areal_sky.core.roomindex import RoomIndex
+from areal_sky.core.shapes import First, Item, Shape
+from areal_sky.core.waiting import Change, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
@@ -55,14 +56,13 @@ class Admission:
         self._index = RoomIndex()
         self._leases = Leases(self._index)
         self._waiting = WaitingTasks(self._index)
-        self._pools = Pools(pools)
-        self._quotas = Quotas(self._pools, self._leases, self._waiting)
+        self._quotas = Quotas(Pools(pools), self._leases, self._waiting)
+        self._pools = bool(self._quotas.pools)  # whether there are any
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
-        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._pools)
+        self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._quotas)
         self._items: dict[str, Item] = {}
         self._keys = OrderKeys(self.order, self._leases, self._waiting, self._preemption)
-        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
         self._told: list[Decision] = []  # decided outside of `decide`
         self._now_s = 0.0
 
@@ -122,10 +122,12 @@ class Admission:
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
-        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput."""
+        """The task is in a low phase: the room of these ranks is idle. See core/loans.py. Raises InvalidInput.
+
+        The room still counts as used by its pool, so that the limit holds when it gets it back.
+        """
         self._now_s = now_s
-        lent = self._loans.lend(task_id, ranks, now_s)
-        self._quotas.use(lent.item, -len(lent.placement.node_ids))
+        self._loans.lend(task_id, ranks, now_s)
 
     def take_back(self, task_id: str, now_s: float) -> None:
         """It needs its room again, before anybody else; `decide` says whom to end, and Restore when it has it."""
@@ -152,7 +154,8 @@ class Admission:
     def decide(self, now_s: float) -> list[Decision]:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
-        out, self._told = self._told, []
+        out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
+        self._told = []
         self._keys.renew(self._items, now_s)
         if self._pools:
             self._quotas.lift_bars()
@@ -175,8 +178,7 @@ class Admission:
     @property
     def waiting_ids(self) -> list[str]:
         """Waiting tasks, next first."""
-        waiting = [i for i in self._items.values() if i.shape is not None]
-        return [i.entry.task_id for i in sorted(waiting, key=lambda i: (i.key, i.entry.number))]
+        return [item.entry.task_id for item in self._waiting.items()]
 
     @property
     def running_ids(self) -> list[str]:
@@ -184,7 +186,7 @@ class Admission:
 
     def rooms(self) -> list[NodeRoom]:
         """What every node that takes work has free now."""
-        return [_room(node) for node in self._index.nodes.values()]
+        return self._index.rooms()
 
     def placement(self, task_id: str) -> Placement | None:
         """Where it runs; None when it does not."""
@@ -205,11 +207,7 @@ class Admission:
     def place_in_queue(self, task_id: str) -> tuple[int, int]:
         """(which, of how many) among the waiting tasks, from 1; (0, n) when it does not wait."""
         item = self._items.get(task_id)
-        waiting = [i for i in self._items.values() if i.shape is not None]
-        if item is None or item.shape is None:
-            return 0, len(waiting)
-        mine = (item.key, item.entry.number)
-        return 1 + sum(1 for i in waiting if (i.key, i.entry.number) < mine), len(waiting)
+        return self._waiting.place_of(item) if item is not None else (0, len(self._waiting.items()))
 
     # ---------------------------------------------------------------- how: the loop
 
@@ -218,7 +216,7 @@ class Admission:
         looked_at: Change | None = None
         best: First | None = None
         while True:
-            node = self._next_changed()
+            node = self._leases.next_changed()
             if node is None:
                 best = None
             else:
@@ -239,24 +237,6 @@ class Admission:
                 waiting.settle(node, changes.pop(node), self._may_use)
             else:
                 return
-
-    def _next_changed(self) -> Node | None:
-        """A node with more room than when it was looked at last; the one with least room first."""
-        changes = self._leases.changes
-        queue = self._to_look_at
-        while queue:
-            node = queue[-1][3]
-            if node in changes:
-                return node
-            queue.pop()
-        if not changes:
-            return None
-        if len(changes) == 1:
-            return next(iter(changes))
-        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
-        found.sort(key=lambda x: x[:3], reverse=True)
-        self._to_look_at = found
-        return found[-1][3]
 
     def _look(self, item: Item, out: list[Decision]) -> None:
         """Anywhere."""
@@ -296,11 +276,9 @@ class Admission:
                 continue
             if task_id in self._loans:
                 if free:
-                    restored = self._loans.restored(task_id)
-                    self._quotas.use(claim.item, len(restored.placement.node_ids))
-                    out.append(restored)
+                    out.append(self._loans.restored(task_id))
                 else:
-                    self._loans.forget(task_id)
+                    self._forget_loan(task_id)
             elif free:
                 self._leases.unclaim(task_id)
                 claim.since_s = claim.checkpoint_s = self._now_s
@@ -341,23 +319,19 @@ class Admission:
             self._preemption.watch(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        if task_id in self._loans:
-            self._loans.forget(task_id)
+        self._forget_loan(task_id)
         lease = self._leases.release(task_id)
         if lease is not None and self._pools:
             self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
+    def _forget_loan(self, task_id: str) -> None:
+        lent = self._loans.forget(task_id)
+        if lent is not None:
+            self._quotas.use(lent.item, -len(lent.placement.node_ids))
+
     def _drop_claim(self, task_id: str) -> None:
         claim = self._leases.unclaim(task_id)
         if claim is not None:
             self._quotas.use(claim.item, -len(claim.placement.node_ids))
-
-
-def _room(node: Node) -> NodeRoom:
-    shelf = node.shelf
-    return NodeRoom(
-        node.node_id, shelf.group, tuple(d / UNIT for d in node.devices), node.cpus / UNIT, node.memory / UNIT,
-        shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
-    )  # fmt: skip
 

@@ -18,12 +18,13 @@ from math import inf
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.room import UNIT, how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
-from areal_sky.core.waiting import Change, Item, Shape, WaitingTasks
+from areal_sky.core.shapes import Item, Shape
+from areal_sky.core.waiting import Change, WaitingTasks
 
 ShelfKey = tuple[str, str, bool]
-MOST_NODES = 32
-PLAN_EVERY_S = 1.0
-MOST_EXTRA_PLANS = 8
+MOST_NODES = 16
+PLAN_EVERY_S = 5.0
+MOST_EXTRA_PLANS = 4
 REPLAN_S = 60.0
 
 
@@ -82,6 +83,8 @@ class Backfill:
 
     def lift_idle(self) -> bool:
         """Reservations of tasks that wait no longer end; whether there were any."""
+        if not self.reservations:
+            return False
         idle = [g for g, r in self.reservations.items() if r.item.shape is None]
         for guard in idle:
             self._lift(guard)
@@ -185,9 +188,11 @@ class Backfill:
     def _capacities(self, node: Node, shape: Shape, now_s: float) -> list[tuple[float, int]]:
         """(from when, bundles that fit) as what runs on the node comes to its end."""
         site = self._leases.sites[node.node_id]
-        devices, cpus, memory = left_on(site)
+        devices, cpus, memory = node.devices[:], node.cpus, node.memory
+        if not site.simple:
+            devices, cpus, memory = left_on(site)
         found = [(now_s, how_many(devices, cpus, memory, shape.need))]
-        for end_s, lease in sorted(((_end(h, now_s), h) for h in site.leases.values()), key=_by_end):
+        for end_s, _, lease in sorted([(_end(h, now_s), h.item.entry.number, h) for h in site.leases.values()]):
             amount = UNIT if lease.need.whole else lease.need.part
             for chosen in lease.on(node.node_id):
                 for i in chosen:
@@ -210,7 +215,3 @@ class Backfill:
 def _end(lease: Hold, now_s: float) -> float:
     ends_s = lease.ends_s(now_s)
     return inf if ends_s is None else ends_s
-
-
-def _by_end(x: tuple[float, Hold]) -> tuple[float, int]:
-    return x[0], x[1].item.entry.number

@@ -14,7 +14,8 @@ from areal_sky.core.gangs import Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import UNIT, Need, NodeRoom, need_of, take_foreign, units
 from areal_sky.core.roomindex import Node, RoomIndex
-from areal_sky.core.waiting import Change, Item
+from areal_sky.core.shapes import Item
+from areal_sky.core.waiting import Change
 
 NOTHING = Bundle(0.0, 0.0, 0.0)
 
@@ -54,6 +55,8 @@ class Hold:
 
     def on(self, node_id: str) -> list[tuple[int, ...]]:
         """The devices of each of its bundles there."""
+        if len(self.placement.node_ids) == 1:
+            return [tuple([i for i, _ in self.placement.devices[0]])]
         where = zip(self.placement.node_ids, self.placement.devices, strict=True)
         return [tuple(i for i, _ in shares) for n, shares in where if n == node_id]
 
@@ -82,6 +85,7 @@ class Leases:
         self.running: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
         self.changes: dict[Node, Change] = {}
+        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
         self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
 
     # ---------------------------------------------------------------- nodes
@@ -193,6 +197,24 @@ class Leases:
             enough = cpus >= len(bundles) * claim.need.cpus and memory >= len(bundles) * claim.need.memory
             free = free and enough
         return free
+
+    def next_changed(self) -> Node | None:
+        """A node with more room than when it was looked at last; the one with least room first."""
+        changes = self.changes
+        queue = self._to_look_at
+        while queue:
+            node = queue[-1][3]
+            if node in changes:
+                return node
+            queue.pop()
+        if not changes:
+            return None
+        if len(changes) == 1:
+            return next(iter(changes))
+        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
+        found.sort(key=lambda x: x[:3], reverse=True)
+        self._to_look_at = found
+        return found[-1][3]
 
     # ---------------------------------------------------------------- how
 

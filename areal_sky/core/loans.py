@@ -31,14 +31,15 @@ class Loans:
     def __contains__(self, task_id: str) -> bool:
         return task_id in self._lent
 
-    def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> Hold:
+    def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
         """The room of these ranks is idle from now on.
 
         Raises InvalidInput: it does not run, has lent already, has no such ranks.
         """
         lease = self._leases.running.get(task_id)
         if lease is None or lease.ending:
-            raise InvalidInput(f"task {task_id[:40]!r} does not run, so it has nothing to lend")
+            why = "does not run" if lease is None else "is about to end"
+            raise InvalidInput(f"task {task_id[:40]!r} {why}, so it has nothing to lend")
         if task_id in self._lent:
             raise InvalidInput(f"task {task_id[:40]!r} has lent already")
         n = len(lease.placement.node_ids)
@@ -52,7 +53,6 @@ class Loans:
             node = self._index.nodes.get(node_id)
             if node is not None and not node.guard:
                 self._index.set_guard(node, GUARD)
-        return lent
 
     def take_back(self, task_id: str, now_s: float) -> list[Decision]:
         """Claims what was lent, and ends what has borrowed it. Nothing happens when nothing is lent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from areal_sky.core.model import HEAD_GROUP, Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape
@@ -19,13 +20,17 @@ from areal_sky.core.placement import (
 )
 
 
-def could_ever_fit(ask: Ask, groups: Sequence[GroupShape], head: NodeShape | None = None) -> str | None:
+def could_ever_fit(
+    ask: Ask, groups: Sequence[GroupShape], head: NodeShape | None = None, least: int = 0
+) -> str | None:
     """None when the gang fits the cluster at its largest and empty; else why not, with the nearest fit.
 
-    Without known groups nothing can be said, and None is returned.
+    `least`: an elastic gang is content with so many bundles. Markets and names of nodes are not judged: they are known
+    of live nodes only. Without known groups nothing can be said, and None is returned.
     """
     if not groups:
         return None
+    ask = replace(ask, count=least or ask.count, market=None, nodes=())
     rooms: list[NodeRoom] = []
     for g in groups:
         # No gang puts bundles on more nodes than it has bundles.

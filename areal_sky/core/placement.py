@@ -76,16 +76,20 @@ def find(index: RoomIndex, ask: Ask, allow: Allow | None = None, least: int = 0)
 
 def placement_on(nodes: Nodes, need: Need) -> Placement:
     """Which devices each bundle gets."""
+    share = need.share
+    if len(nodes) == 1 and nodes[0][1] == 1:
+        node = nodes[0][0]
+        chosen = choose_devices(node.devices, need)
+        assert chosen is not None, "found where it does not fit"
+        return Placement((node.node_id,), (tuple([(i, share) for i in chosen]),))
     node_ids: list[str] = []
     devices: list[tuple[DeviceShare, ...]] = []
-    share = need.share
     for node, n in nodes:
-        left = node.devices if n == 1 else node.devices[:]
+        left = node.devices[:]
         for _ in range(n):
             chosen = choose_devices(left, need)
             assert chosen is not None, "found where it does not fit"
-            if n > 1:
-                subtract(left, chosen, need)
+            subtract(left, chosen, need)
             node_ids.append(node.node_id)
             devices.append(tuple([(i, share) for i in chosen]))
     return Placement(tuple(node_ids), tuple(devices))

@@ -22,17 +22,18 @@ from areal_sky.core.decisions import Decision, Preempt, Shrink
 from areal_sky.core.gangs import Ask, Placement
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
-from areal_sky.core.pools import Pools
 from areal_sky.core.queueing import OrderByService, OrderPolicy
-from areal_sky.core.room import UNIT, NodeRoom
-from areal_sky.core.roomindex import Node, RoomIndex, Shelf
+from areal_sky.core.quotas import Quotas
+from areal_sky.core.room import UNIT
+from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
+from areal_sky.core.shapes import Item, MayUse, Shape
 from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
-from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
+from areal_sky.core.waiting import WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16
 MOST_VICTIMS = 48
-MOST_SCANNED = 512
+MOST_SCANNED = 128
 
 Cost = tuple[int, int, float, int]
 ShelfKey = tuple[str, str, bool]
@@ -41,12 +42,13 @@ ShelfKey = tuple[str, str, bool]
 class Preemption:
     """See the module."""
 
-    def __init__(self, index: RoomIndex, leases: Leases, waiting: WaitingTasks, order: OrderPolicy, pools: Pools):
+    def __init__(self, index: RoomIndex, leases: Leases, waiting: WaitingTasks, order: OrderPolicy, quotas: Quotas):
         self._index = index
         self._leases = leases
         self._waiting = waiting
         self._order = order
-        self._pools = pools
+        self._quotas = quotas
+        self._pools = quotas.pools
         # Preemptible leases per shelf, a heap with the weakest first: (- standing, - submit number, counter, lease).
         # Leases that have ended, or stand otherwise now, are found out when they come up.
         self._lines: dict[tuple[str, str, bool], list[tuple[float, int, int, Hold]]] = {}
@@ -93,6 +95,9 @@ class Preemption:
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
         item = shape.first[2]
+        allowed = self._quotas.allowed(shape)
+        if allowed < shape.least:
+            return False
         best: tuple[tuple[Cost, ShelfKey], Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
             victims = list(self._victims(shape, item, shelf, now_s))
@@ -116,12 +121,12 @@ class Preemption:
         if best is None:
             return False
         _, shelf, found, rooms = best
-        placement = self._placement(shape, shelf, found, rooms, may_use)
+        placement = self._placement(shape, allowed, shelf, found, rooms, may_use)
         if placement is None:
             return False
         self._waiting.remove(item)
         self._leases.claim(Hold(item, placement, now_s))
-        self._pools.use(item.entry.pool, shape.need.gpus / UNIT * len(placement.node_ids))
+        self._quotas.use(item, len(placement.node_ids))
         out += self._told(found, item, now_s)
         return True
 
@@ -168,18 +173,18 @@ class Preemption:
         return found
 
     def _placement(
-        self, shape: Shape, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
+        self, shape: Shape, most: int, shelf: Shelf, found: list[Unit], rooms: dict[str, Room], may_use: MayUse
     ) -> Placement | None:
         """Where the gang goes once the units are gone."""
         then = RoomIndex()
         for node_id, room in rooms.items():
-            then.put(_as_room(self._index.nodes[node_id], freed(room, node_id, found)))
+            then.put(room_with(self._index.nodes[node_id], *freed(room, node_id, found)))
         if not shape.ask.nodes:
             for bucket in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g)):
                 for node in bucket.first(shape.ask.count + len(rooms)):
                     if node.node_id not in rooms:
-                        then.put(_as_room(node, (node.devices, node.cpus, node.memory)))
-        ask: Ask = replace(shape.ask, nodes=(), ordered=False)
+                        then.put(room_with(node, node.devices, node.cpus, node.memory))
+        ask: Ask = replace(shape.ask, count=most, nodes=(), ordered=False)
         nodes = find(then, ask, None, shape.least)
         return None if isinstance(nodes, dict) else placement_on(nodes, shape.need)
 
@@ -222,12 +227,3 @@ def _usable(node: Node | None, shape: Shape, shelf: Shelf, may_use: MayUse) -> b
     if shape.ask.nodes and node.node_id not in shape.ask.nodes and node.order[0] not in shape.ask.nodes:
         return False
     return not node.guard or may_use(shape, node.guard)
-
-
-def _as_room(node: Node, room: Room) -> NodeRoom:
-    devices, cpus, memory = room
-    shelf = node.shelf
-    return NodeRoom(
-        node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
-        max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
-    )  # fmt: skip

@@ -200,6 +200,19 @@ def remaining_s(entry: Entry, served_s: float) -> float:
     return 0.0 if entry.estimate_s is None else max(0.0, entry.estimate_s - served_s)
 
 
+def deadline_warning(entry: Entry, now_s: float) -> str:
+    """Why its deadline cannot be met; empty when it can, as far as is known. Such a task is accepted all the same."""
+    if entry.deadline_s is None:
+        return ""
+    if entry.deadline_s <= now_s:
+        return f"its deadline passed {_hours((now_s - entry.deadline_s) / 3600.0)} ago: it counts for nothing"
+    needed_s = remaining_s(entry, 0.0)
+    if now_s + needed_s > entry.deadline_s:
+        left = _hours((entry.deadline_s - now_s) / 3600.0)
+        return f"its deadline is in {left}, but it is expected to run for {_hours(needed_s / 3600.0)}"
+    return ""
+
+
 def check_entry(entry: Entry) -> None:
     """Raises InvalidInput that lists every mistake."""
     wrong: list[str] = []

@@ -6,14 +6,15 @@ from math import inf
 
 from areal_sky.core.leases import Leases
 from areal_sky.core.pools import Pools
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.shapes import Item, Shape
+from areal_sky.core.waiting import WaitingTasks
 
 
 class Quotas:
     """See the module."""
 
     def __init__(self, pools: Pools, leases: Leases, waiting: WaitingTasks):
-        self._pools = pools
+        self.pools = pools
         self._leases = leases
         self._waiting = waiting
         self._barred: dict[Shape, None] = {}
@@ -21,16 +22,16 @@ class Quotas:
 
     def use(self, item: Item, bundles: int) -> None:
         """The task holds so many bundles more (negative: fewer)."""
-        if self._pools and bundles:
-            self._pools.use(item.entry.pool, item.entry.ask.bundle.gpus * bundles)
+        if self.pools and bundles:
+            self.pools.use(item.entry.pool, item.entry.ask.bundle.gpus * bundles)
             self.changed |= bundles < 0
 
     def allowed(self, shape: Shape) -> int:
         """How many bundles a task of that shape may have now; the shape is barred when these are too few."""
         count, gpus = shape.ask.count, shape.ask.bundle.gpus
-        if not self._pools or gpus <= 0:
+        if not self.pools or gpus <= 0:
             return count
-        allowed, why = self._pools.allowed(shape.pool, shape.preemptible)
+        allowed, why = self.pools.allowed(shape.pool, shape.preemptible)
         if allowed < inf:
             count = min(count, int(allowed // gpus))
         if count < shape.least:
@@ -40,11 +41,11 @@ class Quotas:
 
     def lift_bars(self) -> None:
         """Look again at all that is barred."""
-        if not self._pools or not self.changed:
+        if not self.pools or not self.changed:
             return
         self.changed = False
         rooms = (site.room for site in self._leases.sites.values())
-        self._pools.cluster_gpus = sum(room.free_gpus for room in rooms if room is not None)
+        self.pools.cluster_gpus = sum(room.free_gpus for room in rooms if room is not None)
         barred, self._barred = self._barred, {}
         for shape in barred:
             shape.barred = ""

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
 from areal_sky.core.fragmentation import UsualAsk
 from areal_sky.core.gangs import Ask, accelerator_matches
@@ -102,6 +103,7 @@ class Shelf:
         self.is_gpu = is_gpu
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
+        self.line: Any = None  # core/waiting.py: who may use its nodes
         self._most = _EMPTY_BUCKETS
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
@@ -223,6 +225,10 @@ class RoomIndex:
         self.set_free(node, [units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
         return node
 
+    def rooms(self) -> list[NodeRoom]:
+        """What every node has free now."""
+        return [room_with(n, n.devices, n.cpus, n.memory) for n in self.nodes.values()]
+
     def drop(self, node_id: str) -> None:
         node = self.nodes.pop(node_id, None)
         if node is not None:
@@ -283,6 +289,15 @@ class RoomIndex:
                 if _may_use(ask, shelf)
             )
         return found
+
+
+def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> NodeRoom:
+    """The node with so much free."""
+    shelf = node.shelf
+    return NodeRoom(
+        node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
+        max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
+    )  # fmt: skip
 
 
 def _may_use(ask: Ask, shelf: Shelf) -> bool:

@@ -11,63 +11,10 @@ Every shelf of nodes has a line: the shapes that may use it, in the order of the
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from areal_sky.core.queueing import Entry
-from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
 from areal_sky.core.roomindex import Bucket, Node, RoomIndex
-
-
-class Item:
-    """A task that waits or runs. `key`: its place in the order, asked for again at `until_s`."""
-
-    __slots__ = ("entry", "key", "served_s", "shape", "until_s")
-
-    def __init__(self, entry: Entry, served_s: float = 0.0):
-        self.entry = entry
-        self.served_s = served_s
-        self.key = 0.0
-        self.until_s = 0.0
-        self.shape: Shape | None = None  # None: it does not wait
-
-
-MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
-First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
-
-
-class Shape:
-    """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
-
-    __slots__ = (
-        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "pool", "preemptible", "size",
-    )  # fmt: skip
-
-    def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
-        self.number = number
-        self.ask = entry.ask
-        self.is_gang = entry.ask.count > 1
-        self.key = key
-        self.need = need_of(entry.ask.bundle)
-        self.least = entry.least
-        self.pool = entry.pool
-        self.preemptible = entry.preemptible
-        self.longest_s = longest_s
-        self.heap: list[First] = []
-        self.first: First | None = None
-        self.size = 0
-        self.lines: list[Line] = []
-        self.open = True
-        self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
-        self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
-
-    def may_use(self, node: Node) -> bool:
-        """Whether the node is one of those that it names."""
-        ask = self.ask
-        if ask.market is not None and ask.market != node.market:
-            return False
-        return not ask.nodes or node.node_id in ask.nodes or node.order[0] in ask.nodes
+from areal_sky.core.shapes import First, Item, Line, MayUse, Shape
 
 
 class Change:
@@ -93,19 +40,6 @@ class Change:
         return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
 
 
-class Line:
-    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
-
-    __slots__ = ("changes", "gangs", "least_gpus", "order")
-
-    def __init__(self) -> None:
-        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
-        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
-        self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
-        self.changes = 0  # another number with every shape that comes
-        self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
-
-
 class WaitingTasks:
     """See the module. `index`: what is free."""
 
@@ -125,6 +59,20 @@ class WaitingTasks:
         """All shapes, that of the first task first."""
         return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
 
+    def items(self) -> list[Item]:
+        """All tasks, next first."""
+        entries = ((x, shape) for shape in self._shapes.values() for x in (*shape.ready, *shape.heap))
+        items = {x[2]: None for x, shape in entries if shape.holds(x)}
+        return sorted(items, key=lambda i: (i.key, i.entry.number))
+
+    def place_of(self, item: Item) -> tuple[int, int]:
+        """(which, of how many), from 1; (0, n) when it does not wait."""
+        items = self.items()
+        if item.shape is None:
+            return 0, len(items)
+        mine = (item.key, item.entry.number)
+        return sum(1 for i in items if (i.key, i.entry.number) <= mine), len(items)
+
     def add(self, item: Item) -> None:
         """Its key must be set."""
         entry = item.entry
@@ -138,7 +86,7 @@ class WaitingTasks:
         item.shape = shape
         shape.size += 1
         heappush(shape.heap, (item.key, entry.number, item))
-        if shape.heap[0][2] is item:
+        if shape.first is None or (item.key, entry.number) < shape.first[:2]:
             self._sort_in(shape)
 
     def remove(self, item: Item) -> None:
@@ -149,15 +97,15 @@ class WaitingTasks:
         item.shape = None
         shape.size -= 1
         if not shape.size:
-            shape.heap.clear()
+            shape.ready, shape.heap = [], []
             self._sort_in(shape)
             del self._shapes[shape.key]
             for line in shape.lines:
                 _leave_gangs(line, shape)
         elif shape.first is not None and shape.first[2] is item:
             self._sort_in(shape)
-        elif len(shape.heap) > 2 * shape.size + 64:
-            shape.heap = [x for x in shape.heap if x[2].shape is shape and x[2].key == x[0]]
+        elif len(shape.heap) + len(shape.ready) > 2 * shape.size + 64:
+            shape.ready, shape.heap = [], [x for x in (*shape.ready, *shape.heap) if shape.holds(x)]
             heapify(shape.heap)
 
     def reorder(self, item: Item, key: float) -> None:
@@ -181,6 +129,7 @@ class WaitingTasks:
         shape.open = False
         if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
+            shape.short = min(shape.missing.values(), default=shape.least)
             for node, change in changes.items():
                 if node.bucket is not None and node.shelf.group in fit:
                     if change.seen is None:
@@ -226,8 +175,9 @@ class WaitingTasks:
                 continue
             useless = False
             if shape.is_gang and not shape.open:
-                missing = shape.missing.get(group, shape.least)
-                if (its_whole and whole // its_whole < missing) or change.gain(bucket, shape, may_use) < missing:
+                if its_whole and whole // its_whole < shape.short:
+                    continue
+                if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
                     continue
             if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
                 continue
@@ -249,6 +199,8 @@ class WaitingTasks:
             if shape.open:
                 continue
             missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
+            if missing < shape.short:
+                shape.short = missing
             if missing <= 0:
                 self.open_shape(shape)
 
@@ -261,10 +213,9 @@ class WaitingTasks:
             for shape in self._shapes.values():
                 self._stand(shape)
                 self._sort_into_lines(shape, None)
-        line = self._lines.get(node.shelf.key)
-        if line is None:
-            line = self._lines[node.shelf.key] = Line()
-        return line
+            for shelf in self._index.shelves.values():
+                shelf.line = self._lines.get(shelf.key) or Line()
+        return node.shelf.line
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
@@ -272,7 +223,7 @@ class WaitingTasks:
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
-                line = self._lines[shelf.key] = Line()
+                line = shelf.line = self._lines[shelf.key] = Line()
             self._stands += 1
             line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
@@ -282,10 +233,7 @@ class WaitingTasks:
 
     def _sort_in(self, shape: Shape) -> None:
         """After its first task may have changed."""
-        heap = shape.heap
-        while heap and (heap[0][2].shape is not shape or heap[0][2].key != heap[0][0]):
-            heappop(heap)
-        old, first = shape.first, heap[0] if heap else None
+        old, first = shape.first, shape.find_first()
         if old is first:
             return
         shape.first = first

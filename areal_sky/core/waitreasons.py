@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
 from areal_sky.core.backfill import Reservation
 from areal_sky.core.leases import Leases
-from areal_sky.core.placement import NodeRoom, reasons
-from areal_sky.core.waiting import Item
+from areal_sky.core.placement import NodeRoom, NoFit, fit, reasons
+from areal_sky.core.shapes import Item
 
 
 def why_it_waits(
@@ -26,6 +27,9 @@ def why_it_waits(
     if shape.open:
         return "it has not been looked at yet"
     told = "; ".join(reasons(item.entry.ask, rooms))
+    whole = [site.room for site in leases.sites.values() if site.room is not None]
+    if isinstance(fit(replace(shape.ask, count=shape.least), whole), NoFit):
+        told += "; the nodes that are up could not hold it even if they were idle: it needs more of them"
     mine = reservations.get(task_id)
     if mine is not None:
         when = "" if mine.start_s == inf else f" from about {max(0.0, mine.start_s - now_s):.0f} s from now"

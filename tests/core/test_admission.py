@@ -51,6 +51,17 @@ def test_the_higher_score_goes_first() -> None:
     assert admission.why("t1") == ""
 
 
+def test_a_gang_that_needs_scale_out_says_so() -> None:
+    admission = cluster(GPU4)
+    admission.submit(entry(1, 4, 2))
+    admission.submit(entry(2, 4))
+    placed(admission)
+    assert "it needs more of them" in admission.why("t1")
+    admission.submit(entry(3, 4))
+    placed(admission)
+    assert "it needs more of them" not in admission.why("t3")
+
+
 def test_a_task_that_fits_does_not_wait_for_one_that_does_not() -> None:
     admission = cluster(GPU4, GPU4)
     admission.submit(entry(1, 4, 3, priority=9))

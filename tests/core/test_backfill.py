@@ -81,9 +81,9 @@ def test_nodes_are_kept_free_after_some_patience_when_no_end_is_known() -> None:
     admission.submit(task(2, 4, 9))
     admission.submit(task(3, 1))
     assert started(admission, 299) == ["t3"]
-    admission.ended("t3", 301)
+    admission.ended("t3", 305)
     admission.submit(task(4, 1))
-    assert started(admission, 301) == []
+    assert started(admission, 305) == []
     admission.ended("t1", 400)
     assert started(admission, 400) == ["t2"]
 

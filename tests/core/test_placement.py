@@ -23,6 +23,7 @@ from areal_sky.core.placement import (
     occupy,
     room_of,
 )
+from areal_sky.errors import InvalidInput
 
 GPU4 = NodeShape(gpus=4, cpus=16, memory_gib=64, accelerator="H100")
 CPU8 = NodeShape(gpus=0, cpus=8, memory_gib=32)
@@ -128,6 +129,44 @@ def test_what_could_fit_one_day_is_not_refused() -> None:
     assert could_ever_fit(Ask(Bundle(4), 3), GROUPS) is None
     assert could_ever_fit(Ask(Bundle(4), 2, group="gang"), GROUPS) is None
     assert could_ever_fit(Ask(Bundle(400), 3), ()) is None  # nothing is known of the cluster
+
+
+def test_an_elastic_gang_is_judged_by_its_least_and_markets_are_not_judged() -> None:
+    assert could_ever_fit(Ask(Bundle(4), 9), GROUPS) is not None
+    assert could_ever_fit(Ask(Bundle(4), 9, market="spot"), GROUPS, least=3) is None
+
+
+def test_the_first_accelerator_of_an_order_that_fits_is_taken() -> None:
+    a100 = NodeShape(4, 16, 64, "A100")
+    both = [*rooms(2), *rooms(1, a100, "a")]
+    asked = Ask(Bundle(1), 1, accelerators=("A100", "H100"), ordered=True)
+    assert placed(asked, both).node_ids == ("a0",)
+    assert placed(Ask(Bundle(4), 2, accelerators=("A100", "H100"), ordered=True), both).node_ids == ("w0", "w1")
+
+
+def test_spread_takes_as_many_nodes_as_it_can() -> None:
+    assert placed(Ask(Bundle(1), 3, strategy="spread"), rooms(3)).node_ids == ("w0", "w1", "w2")
+    assert placed(Ask(Bundle(1), 5, strategy="spread"), rooms(2)).node_ids == ("w0", "w0", "w0", "w1", "w1")
+
+
+def test_nodes_and_markets_can_be_named() -> None:
+    both = [*rooms(2), empty_room("s", "w", GPU4, "spot-1", "spot")]
+    assert placed(Ask(Bundle(1), 1, market="spot"), both).node_ids == ("s",)
+    assert placed(Ask(Bundle(1), 1, nodes=("w1",)), both).node_ids == ("w1",)
+    assert placed(Ask(Bundle(1), 1, nodes=("spot-1",)), both).node_ids == ("s",)
+    assert "no node named nope" in refused(Ask(Bundle(1), 1, nodes=("nope",)), both)
+
+
+def test_a_share_breaks_no_whole_device_where_another_has_room() -> None:
+    broken = NodeRoom("z", "w", (1.0, 1.0, 1.0, 0.5), 8, 8, "H100", is_gpu_node=True)
+    whole = NodeRoom("a", "w", (1.0,), 8, 8, "H100", is_gpu_node=True)
+    assert placed(Ask(Bundle(0.5), 1), [broken, whole]).node_ids == ("z",)
+
+
+@pytest.mark.parametrize("room", [(float("nan"),), (float("inf"),)])
+def test_a_room_that_is_no_amount_is_refused(room: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidInput, match="not a number"):
+        fit(Ask(Bundle(1), 1), [NodeRoom("n", "w", room, 8, 8, "H100", is_gpu_node=True)])
 
 
 @pytest.mark.parametrize(

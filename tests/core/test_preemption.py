@@ -14,8 +14,8 @@ from areal_sky.core.leases import Hold
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.queueing import WeightedOrder
 from areal_sky.core.room import UNIT, empty_room, how_many, need_of
+from areal_sky.core.shapes import Item
 from areal_sky.core.victims import Unit, choose, cost, freed
-from areal_sky.core.waiting import Item
 
 GPU4 = NodeShape(gpus=4, cpus=16, memory_gib=64, accelerator="H100")
 
@@ -216,3 +216,33 @@ def test_the_chosen_set_frees_enough_and_is_the_cheapest(held: list[tuple[float,
         assert not any(how_many(*freed(room, "n", [u for u in found if u is not v]), need) for v in found)
         if len(found) <= 3:
             assert cost(found) == pytest.approx(min(cost(c) for c in enough))
+
+
+arrivals = st.lists(
+    st.tuples(st.sampled_from([1.0, 2.0, 4.0]), st.integers(0, 20), st.sampled_from(["train", "rollout", "eval"])),
+    min_size=2,
+    max_size=15,
+)
+
+
+@given(arrivals)
+@settings(deadline=None)
+def test_pushing_out_comes_to_rest(tasks: list[tuple[float, int, str]]) -> None:
+    """No ping-pong: with nobody new and nobody done, there are at most as many preemptions as pairs of tasks."""
+    admission = cluster(2)
+    seen: set[tuple[str, str]] = set()
+    now_s = 0.0
+    for number, (gpus, priority, kind) in enumerate(tasks, 1):
+        admission.submit(task(number, gpus, priority, kind))
+        admission.decide(now_s)
+    for _ in range(len(tasks) ** 2 + 2):
+        now_s += 10.0
+        decided = [d for d in admission.decide(now_s) if isinstance(d, Preempt)]
+        for d in decided:
+            assert (d.task_id, d.for_task) not in seen  # nobody is ended twice for the same task
+            assert (d.for_task, d.task_id) not in seen  # nor in turn
+            seen.add((d.task_id, d.for_task))
+            admission.requeue(d.task_id, 1.0, now_s)
+    for _ in range(3):
+        now_s += 10.0
+        assert not victims(admission.decide(now_s))
