@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from areal_sky.core.prediction import RunningTimes
-from areal_sky.core.queueing import DEFAULT_PRIORITY, Entry, WeightedOrder
+from areal_sky.core.queueing import DEFAULT_PRIORITY, Entry, OrderPolicy, WeightedOrder
 
 HALVING_S = 60 * 86400.0
 HYSTERESIS = 2.0
