@@ -39,7 +39,7 @@ class Srtf:
 class Gittins:
     """The Gittins index that knows the distribution of running times of each GPU count beforehand, x GPUs.
 
-    Two-dimensional Gittins index as in Tiresias (Gu et al., NSDI'19), here on the same octaves as ours and with the same
+    The two-dimensional Gittins index of Tiresias (Gu et al., NSDI'19), on the same octaves as ours and with the same
     hysteresis.
     """
 

@@ -1,7 +1,7 @@
 """A trace through the production engine (core/admission.py) in virtual time: event by event, deterministic.
 
-The cluster has as many GPUs as make the offered load `LOAD`: ceil(GPU-seconds of all tasks / (time from the first submit
-to the last x LOAD)), at least those of the largest task; nodes of 8 (the last one smaller). A task of n GPUs is a gang
+The cluster has as many GPUs as make the offered load `LOAD`: ceil(GPU-seconds of all tasks / (time from first submit
+to last x LOAD)), at least those of the largest task; nodes of 8 (the last one smaller). A task of n GPUs is a gang
 of n bundles of one GPU, packed on few nodes, on several where it must. A preemption takes effect at once and costs its
 victim `LOST_S` seconds of work, always in full.
 """

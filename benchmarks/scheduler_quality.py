@@ -48,9 +48,7 @@ def measure(traces: str | None = None) -> dict[str, Any]:
         "ours_ratio_vs_srtf": mean["ours"],
         "ours_estimates_ratio_vs_srtf": mean["ours_estimates"],
         "las_ratio_vs_srtf": mean["las"],
-        "ours_over_las": statistics.fmean(
-            f["ours"]["avg_jct_s"] / f["las"]["avg_jct_s"] for f in figures.values()
-        ),
+        "ours_over_las": statistics.fmean(f["ours"]["avg_jct_s"] / f["las"]["avg_jct_s"] for f in figures.values()),
         "p99_slowdown_over_fifo_easy": slowdown,
         "heavy_over_light_jct": max(_heavy_over_light(f["ours_weighted"]["jct_by_weight_s"]) for f in figures.values()),
     }

@@ -61,9 +61,7 @@ def read_philly(path: Path) -> tuple[TraceTask, ...]:
     def task(row: dict[str, str]) -> TraceTask:
         when = datetime.fromisoformat(row["timestamp"])
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return TraceTask(
-            when.timestamp(), _number(row, "duration"), _count(row, "num_gpus", at_least=1)
-        )
+        return TraceTask(when.timestamp(), _number(row, "duration"), _count(row, "num_gpus", at_least=1))
 
     tasks = _read(path, ("timestamp", "duration", "num_gpus"), task)
     return tuple(sorted(tasks, key=lambda t: t.submitted_s))

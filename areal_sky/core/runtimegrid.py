@@ -38,9 +38,7 @@ def gittins_index(mass: Sequence[float]) -> list[float]:
     for i in range(N_BUCKETS - 1, -1, -1):
         after[i] = after[i + 1] + mass[i]
     # expected service spent within each bucket, by those that reach it
-    spent = [
-        (EDGES_S[i + 1] - EDGES_S[i]) * (mass[i] / 2 + after[i + 1]) for i in range(N_BUCKETS)
-    ]
+    spent = [(EDGES_S[i + 1] - EDGES_S[i]) * (mass[i] / 2 + after[i + 1]) for i in range(N_BUCKETS)]
     for start in range(N_BUCKETS):
         best, service, ends = math.inf, 0.0, 0.0
         for i in range(start, N_BUCKETS):

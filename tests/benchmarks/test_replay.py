@@ -9,8 +9,8 @@ import pytest
 from areal_sky.adapters.traces import TraceTask
 from areal_sky.core.order_policies import AttainedOrder, FifoOrder, ShortestOrder
 from benchmarks.baselines import Srtf
-from benchmarks.placement import SEEDS, arrivals, fill, synthetic as cluster
-from benchmarks.placement import Ours
+from benchmarks.placement import SEEDS, Ours, arrivals, fill
+from benchmarks.placement import synthetic as cluster
 from benchmarks.replay import LOST_S, Clairvoyance, gpus_for, replay
 from benchmarks.scheduler_quality import synthetic, weights_of
 
@@ -59,9 +59,13 @@ def test_knowing_more_is_better_on_average():
 def test_weight_makes_faster():
     weights = weights_of(TASKS)
     outcome = replay(TASKS, ShortestOrder(), GPUS, weights=weights)
-    took = {w: statistics.fmean(c for c, x in zip(outcome.completion_s, weights, strict=True) if x == w) for w in (0.5, 2)}
+    took = {
+        w: statistics.fmean(c for c, x in zip(outcome.completion_s, weights, strict=True) if x == w) for w in (0.5, 2)
+    }
     plain = replay(TASKS, ShortestOrder(), GPUS)
-    without = {w: statistics.fmean(c for c, x in zip(plain.completion_s, weights, strict=True) if x == w) for w in (0.5, 2)}
+    without = {
+        w: statistics.fmean(c for c, x in zip(plain.completion_s, weights, strict=True) if x == w) for w in (0.5, 2)
+    }
     assert took[2] / took[0.5] < without[2] / without[0.5]
 
 
