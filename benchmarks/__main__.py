@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--check", action="store_true", help="run all (or NAME) against bounds.yaml")
-    parser.add_argument("--traces", metavar="DIR", help="scheduler_quality: CSV files in the format of Microsoft Philly")
+    parser.add_argument("--traces", metavar="DIR", help="scheduler_quality: CSV files as Microsoft Philly's")
     parser.add_argument("--nodes", metavar="CSV", help="placement: machines in the format of Alibaba gpu-v2023")
     parser.add_argument("--pods", metavar="CSV", help="placement: pods in the format of Alibaba gpu-v2023")
     args = parser.parse_args()

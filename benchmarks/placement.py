@@ -73,7 +73,8 @@ def measure(nodes: str | None = None, pods: str | None = None) -> dict[str, Any]
         figures["unallocated_gpu_frac"][name] = statistics.fmean(end for end, _ in runs)
         figures["at_100"][name] = statistics.fmean(middle for _, middle in runs)
     left = figures["unallocated_gpu_frac"]
-    return {**figures, "ours_minus_fgd": left["ours"] - left["fgd"], "ours_minus_best_fit": left["ours"] - left["best_fit"]}
+    over = {f"ours_minus_{peer}": left["ours"] - left[peer] for peer in ("fgd", "best_fit")}
+    return {**figures, **over}
 
 
 def arrivals(pods: Sequence[TracePod], nodes: Sequence[TraceNode], seed: int) -> list[TracePod]:

@@ -21,6 +21,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,9 @@ def synthetic(tasks: int = 400) -> tuple[TraceTask, ...]:
 
 
 def _heavy_over_light(jct_s: dict[str, float]) -> float:
-    """The largest ratio of a weight's mean completion time to that of the next lighter one: below 1, heavier is faster."""
+    """The largest ratio of a weight's mean time to that of the next lighter one: below 1, heavier is faster."""
     in_order = [jct_s[f"{w:g}"] for w in WEIGHTS]
-    return max(heavy / light for light, heavy in zip(in_order, in_order[1:], strict=False))
+    return max(heavy / light for light, heavy in pairwise(in_order))
 
 
 def _clairvoyant(tasks: Sequence[TraceTask], gpus: int) -> Outcome:

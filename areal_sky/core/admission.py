@@ -32,7 +32,8 @@ from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_ent
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import need_of
 from areal_sky.core.roomindex import RoomIndex
-from areal_sky.core.waiting import Change, First, Item, Shape, WaitingTasks
+from areal_sky.core.shapes import First, Item, Shape
+from areal_sky.core.waiting import Change, WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
@@ -70,6 +71,8 @@ class Admission:
     def submit(self, entry: Entry, served_s: float = 0.0) -> None:
         """It waits from now on. Raises InvalidInput that lists every mistake, or when it is known already."""
         item = self._new(entry, served_s)
+        need = need_of(entry.ask.bundle)
+        self._index.usual.seen(need.gpus * entry.ask.count, need.cpus * entry.ask.count)
         self._now_s = max(self._now_s, entry.submitted_s)
         self._enqueue(item)
 

@@ -18,7 +18,8 @@ from math import inf
 from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.room import UNIT, how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
-from areal_sky.core.waiting import Change, Item, Shape, WaitingTasks
+from areal_sky.core.shapes import Item, Shape
+from areal_sky.core.waiting import Change, WaitingTasks
 
 ShelfKey = tuple[str, str, bool]
 MOST_NODES = 16

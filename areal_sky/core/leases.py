@@ -14,7 +14,8 @@ from areal_sky.core.gangs import Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import UNIT, Need, NodeRoom, need_of, take_foreign, units
 from areal_sky.core.roomindex import Node, RoomIndex
-from areal_sky.core.waiting import Change, Item
+from areal_sky.core.shapes import Item
+from areal_sky.core.waiting import Change
 
 NOTHING = Bundle(0.0, 0.0, 0.0)
 

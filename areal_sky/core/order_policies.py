@@ -141,3 +141,42 @@ class AttainedOrder:
 def gpus_of(entry: Entry) -> float:
     """GPUs of the whole gang."""
     return entry.ask.count * entry.ask.bundle.gpus
+
+
+def _weighted(numbers: Mapping[str, float], ageing_per_hour: float) -> OrderPolicy:
+    n = _known(numbers, {"margin": 1.0})
+    if not n["margin"] > 0:
+        raise ValueError(f"margin is {n['margin']:g}, expected a score above 0: equals would preempt each other")
+    return WeightedOrder(ageing_per_hour, margin=n["margin"])
+
+
+def _shortest(numbers: Mapping[str, float], ageing_per_hour: float) -> OrderPolicy:
+    n = _known(numbers, {"ageing_halving": HALVING_S, "hysteresis": HYSTERESIS})
+    return ShortestOrder(n["ageing_halving"], n["hysteresis"], WeightedOrder(ageing_per_hour))
+
+
+def _attained(numbers: Mapping[str, float], ageing_per_hour: float) -> OrderPolicy:
+    n = _known(numbers, {"first_level": 3600.0, "factor": 4.0, "levels": 7.0})
+    if not (n["first_level"] > 0 and n["factor"] > 1 and 1 <= n["levels"] <= 64):
+        raise ValueError("expected first_level above 0, factor above 1 and 1 to 64 levels")
+    return AttainedOrder(tuple(n["first_level"] * n["factor"] ** i for i in range(int(n["levels"]))))
+
+
+def _fifo(numbers: Mapping[str, float], ageing_per_hour: float) -> OrderPolicy:
+    _known(numbers, {})
+    return FifoOrder()
+
+
+# kind -> (its numbers, ageing_per_hour of the spec) -> order. Raises ValueError for numbers it does not know or take.
+BUILT_IN: Mapping[str, Callable[[Mapping[str, float], float], OrderPolicy]] = {
+    "weighted": _weighted, "shortest": _shortest, "attained": _attained, "fifo": _fifo,
+}  # fmt: skip
+
+
+def _known(numbers: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[str, float]:
+    for name, value in numbers.items():
+        if name not in defaults:
+            raise ValueError(f"no number {name!r} is known, expected {', '.join(defaults) or 'none'}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise ValueError(f"{name} is {value!r}, expected a number")
+    return {**defaults, **{name: float(value) for name, value in numbers.items()}}

@@ -10,7 +10,8 @@ from math import inf
 from areal_sky.core.leases import Hold, Leases
 from areal_sky.core.preemption import Preemption
 from areal_sky.core.queueing import LearningOrder, OrderByService, OrderPolicy
-from areal_sky.core.waiting import Item, WaitingTasks
+from areal_sky.core.shapes import Item
+from areal_sky.core.waiting import WaitingTasks
 
 
 class OrderKeys:

@@ -5,7 +5,8 @@ rooms that is kept up to date. Pure and deterministic, whatever the order in whi
 
 - all bundles of a gang are placed or none (an elastic one at least with its least number);
 - a gang stays within one node group, and on one accelerator type where it can (mixed types only as second choice);
-- fewest nodes first, then the tightest fit, so that large holes stay whole; `spread`: most nodes first;
+- fewest nodes first, then (one bundle) where fewest GPUs get stranded without CPUs (core/fragmentation.py), then the
+  tightest fit, so that large holes stay whole; `spread`: most nodes first;
 - work without GPUs keeps off GPU nodes while any other node has room;
 - the first accelerator that fits where the ask gives an order.
 """
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 
+from areal_sky.core.fragmentation import UsualAsk
 from areal_sky.core.gangs import (
     Ask,
     DeviceShare,
@@ -48,6 +51,8 @@ __all__ = [
     "describe", "describe_bundle", "empty_room", "find", "fit", "foreign_use", "occupy", "placement_on",
     "room_of", "take",
 ]  # fmt: skip
+
+MOST_LOOKS = 256  # kinds of free room per shelf that are compared: a bound on the cost of a decision
 
 Nodes = list[tuple[Node, int]]  # so many bundles on that node
 
@@ -124,6 +129,7 @@ def _eligible(ask: Ask, room: NodeRoom) -> bool:
 def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
     """An index of the nodes with these names or ids alone."""
     some = RoomIndex()
+    some.usual = index.usual
     for node in index.nodes.values():
         if node.node_id in names or node.order[0] in names:
             shelf = some.shelves.setdefault(node.shelf.key, Shelf(*node.shelf.key))
@@ -139,7 +145,7 @@ def _find(index: RoomIndex, ask: Ask, allow: Allow | None, least: int) -> Nodes 
     need = need_of(ask.bundle)
     shelves = index.eligible(ask)
     if ask.count == 1:
-        return _find_one(shelves, need, ask, allow)
+        return _find_one(shelves, need, ask, allow, index.usual)
     groups: dict[str, list[tuple[int, Shelf]]] = {}
     for preference, shelf in shelves:
         groups.setdefault(shelf.group, []).append((preference, shelf))
@@ -186,16 +192,18 @@ def _rank(found: Nodes, shelf_set: Sequence[tuple[int, Shelf]], need: Need, ask:
 
 
 def _find_one(
-    shelves: Iterable[tuple[int, Shelf]], need: Need, ask: Ask, allow: Allow | None
+    shelves: Iterable[tuple[int, Shelf]], need: Need, ask: Ask, allow: Allow | None, usual: UsualAsk
 ) -> Nodes | dict[str, int]:
     best: tuple[tuple[object, ...], Bucket] | None = None
     for preference, shelf in shelves:
-        for bucket in shelf.fitting(need, ask.market, allow):
+        for bucket in islice(shelf.fitting(need, ask.market, allow), MOST_LOOKS if usual.cpus and shelf.is_gpu else 1):
             breaks = bool(need.part) and bucket.partial < need.part
-            rank = (need.gpus == 0 and shelf.is_gpu, preference, breaks, bucket.total, bucket.cpus, shelf.key)
+            strands = usual.grows_by(bucket.total, bucket.cpus, need.gpus, need.cpus)
+            rank = (
+                need.gpus == 0 and shelf.is_gpu, preference, strands, breaks, bucket.total, bucket.cpus, shelf.key,
+            )  # fmt: skip
             if best is None or rank < best[0]:  # type: ignore[operator]
                 best = (rank, bucket)
-            break
     return [(best[1].first()[0], 1)] if best else {}
 
 

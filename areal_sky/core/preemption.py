@@ -26,8 +26,9 @@ from areal_sky.core.queueing import OrderByService, OrderPolicy
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
+from areal_sky.core.shapes import Item, MayUse, Shape
 from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
-from areal_sky.core.waiting import Item, MayUse, Shape, WaitingTasks
+from areal_sky.core.waiting import WaitingTasks
 
 SEARCH_EVERY_S = 1.0
 MOST_SEARCHES = 16

@@ -6,7 +6,8 @@ from math import inf
 
 from areal_sky.core.leases import Leases
 from areal_sky.core.pools import Pools
-from areal_sky.core.waiting import Item, Shape, WaitingTasks
+from areal_sky.core.shapes import Item, Shape
+from areal_sky.core.waiting import WaitingTasks
 
 
 class Quotas:

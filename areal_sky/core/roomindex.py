@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from areal_sky.core.fragmentation import UsualAsk
 from areal_sky.core.gangs import Ask, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
 from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, subtract, units
@@ -200,6 +201,7 @@ class RoomIndex:
     """See the module. `rooms` may be changed later by `put`, `drop`, `take` and `give`."""
 
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
+        self.usual = UsualAsk()
         self.nodes: dict[str, Node] = {}
         self.shelves: dict[tuple[str, str, bool], Shelf] = {}
         self.guarded = 0  # nodes with a guard

@@ -17,7 +17,7 @@ OUTLIERS = 0.02  # share of a cohort that may be anything: crashes at the start,
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Running times of a cohort: `mass` by bucket, and the logarithms of it and of what outlives each bucket's start."""
+    """Running times of a cohort: `mass` by bucket, the logarithms of it and of what outlives each bucket's start."""
 
     mass: tuple[float, ...]
     log_mass: tuple[float, ...]

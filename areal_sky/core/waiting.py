@@ -11,64 +11,10 @@ Every shelf of nodes has a line: the shapes that may use it, in the order of the
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from areal_sky.core.queueing import Entry
-from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
 from areal_sky.core.roomindex import Bucket, Node, RoomIndex
-
-
-class Item:
-    """A task that waits or runs. `key`: its place in the order, asked for again at `until_s`."""
-
-    __slots__ = ("entry", "key", "served_s", "shape", "until_s")
-
-    def __init__(self, entry: Entry, served_s: float = 0.0):
-        self.entry = entry
-        self.served_s = served_s
-        self.key = 0.0
-        self.until_s = 0.0
-        self.shape: Shape | None = None  # None: it does not wait
-
-
-MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
-First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
-
-
-class Shape:
-    """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
-
-    __slots__ = (
-        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "pool", "preemptible", "short", "size",
-    )  # fmt: skip
-
-    def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
-        self.number = number
-        self.ask = entry.ask
-        self.is_gang = entry.ask.count > 1
-        self.key = key
-        self.need = need_of(entry.ask.bundle)
-        self.least = entry.least
-        self.pool = entry.pool
-        self.preemptible = entry.preemptible
-        self.longest_s = longest_s
-        self.heap: list[First] = []
-        self.first: First | None = None
-        self.size = 0
-        self.lines: list[Line] = []
-        self.open = True
-        self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
-        self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
-        self.short = self.least  # the least of these
-
-    def may_use(self, node: Node) -> bool:
-        """Whether the node is one of those that it names."""
-        ask = self.ask
-        if ask.market is not None and ask.market != node.market:
-            return False
-        return not ask.nodes or node.node_id in ask.nodes or node.order[0] in ask.nodes
+from areal_sky.core.shapes import First, Item, Line, MayUse, Shape
 
 
 class Change:
@@ -94,19 +40,6 @@ class Change:
         return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
 
 
-class Line:
-    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
-
-    __slots__ = ("changes", "gangs", "least_gpus", "order")
-
-    def __init__(self) -> None:
-        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
-        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
-        self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
-        self.changes = 0  # another number with every shape that comes
-        self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
-
-
 class WaitingTasks:
     """See the module. `index`: what is free."""
 
@@ -128,8 +61,8 @@ class WaitingTasks:
 
     def items(self) -> list[Item]:
         """All tasks, next first."""
-        entries = [(x, shape) for shape in self._shapes.values() for x in shape.heap]
-        items = {x[2]: None for x, shape in entries if x[2].shape is shape and x[2].key == x[0]}
+        entries = ((x, shape) for shape in self._shapes.values() for x in (*shape.ready, *shape.heap))
+        items = {x[2]: None for x, shape in entries if shape.holds(x)}
         return sorted(items, key=lambda i: (i.key, i.entry.number))
 
     def place_of(self, item: Item) -> tuple[int, int]:
@@ -153,7 +86,7 @@ class WaitingTasks:
         item.shape = shape
         shape.size += 1
         heappush(shape.heap, (item.key, entry.number, item))
-        if shape.heap[0][2] is item:
+        if shape.first is None or (item.key, entry.number) < shape.first[:2]:
             self._sort_in(shape)
 
     def remove(self, item: Item) -> None:
@@ -164,15 +97,15 @@ class WaitingTasks:
         item.shape = None
         shape.size -= 1
         if not shape.size:
-            shape.heap.clear()
+            shape.ready, shape.heap = [], []
             self._sort_in(shape)
             del self._shapes[shape.key]
             for line in shape.lines:
                 _leave_gangs(line, shape)
         elif shape.first is not None and shape.first[2] is item:
             self._sort_in(shape)
-        elif len(shape.heap) > 2 * shape.size + 64:
-            shape.heap = [x for x in shape.heap if x[2].shape is shape and x[2].key == x[0]]
+        elif len(shape.heap) + len(shape.ready) > 2 * shape.size + 64:
+            shape.ready, shape.heap = [], [x for x in (*shape.ready, *shape.heap) if shape.holds(x)]
             heapify(shape.heap)
 
     def reorder(self, item: Item, key: float) -> None:
@@ -300,10 +233,7 @@ class WaitingTasks:
 
     def _sort_in(self, shape: Shape) -> None:
         """After its first task may have changed."""
-        heap = shape.heap
-        while heap and (heap[0][2].shape is not shape or heap[0][2].key != heap[0][0]):
-            heappop(heap)
-        old, first = shape.first, heap[0] if heap else None
+        old, first = shape.first, shape.find_first()
         if old is first:
             return
         shape.first = first

@@ -9,7 +9,7 @@ from math import inf
 from areal_sky.core.backfill import Reservation
 from areal_sky.core.leases import Leases
 from areal_sky.core.placement import NodeRoom, NoFit, fit, reasons
-from areal_sky.core.waiting import Item
+from areal_sky.core.shapes import Item
 
 
 def why_it_waits(

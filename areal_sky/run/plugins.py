@@ -6,18 +6,21 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from areal_sky.core import order_policies
+from areal_sky.core.queueing import OrderPolicy
 from areal_sky.core.scaling import Policy
 from areal_sky.core.scaling_policies import BUILT_IN
 from areal_sky.data import data_dir
 from areal_sky.errors import InvalidInput
-from areal_sky.spec.cluster import ScalingSpec
+from areal_sky.spec.cluster import ScalingSpec, SchedulingSpec
 
 WHERE = "scaling.policy"
+ORDER = "scheduling.strategy"
 
 
 def scaling_policy(spec: ScalingSpec, folder: Path | None = None) -> Policy:
@@ -27,14 +30,14 @@ def scaling_policy(spec: ScalingSpec, folder: Path | None = None) -> Policy:
     policy, an option that it does not know, a function that cannot be imported or called with one context.
     """
     kind, numbers = spec.policy, dict[str, Any]()
-    if ":" not in kind and (preset := _preset_file(kind)):
-        kind, numbers = _read_preset(preset)
+    if ":" not in kind and (preset := _preset_file("scaling", kind)):
+        kind, numbers = _read_preset(preset, WHERE)
     options = {**numbers, **spec.options}
     if ":" in kind:
         return _own(kind, options, folder)
     factory = BUILT_IN.get(kind)
     if factory is None:
-        raise InvalidInput(f"{WHERE}: there is no policy {kind!r}{_hint(kind)}")
+        raise InvalidInput(f"{WHERE}: there is no policy {kind!r}{_hint(kind, policy_names())}")
     try:
         return factory(options)
     except ValueError as e:
@@ -43,8 +46,39 @@ def scaling_policy(spec: ScalingSpec, folder: Path | None = None) -> Policy:
 
 def policy_names() -> tuple[str, ...]:
     """Every name that `scaling.policy` may have besides `module:function`."""
-    presets = {p.stem for p in (data_dir("policies") / "scaling").glob("*.yaml")}
-    return tuple(sorted(presets | set(BUILT_IN)))
+    return _names("scaling", BUILT_IN)
+
+
+def order_policy(spec: SchedulingSpec, folder: Path | None = None) -> OrderPolicy:
+    """The order that the spec names, with the preset's numbers; `module:function` is called and returns one.
+
+    `folder` is where the spec lies. Raises InvalidInput: no such strategy, numbers it does not take, something that
+    is no order.
+    """
+    kind, numbers = spec.strategy, dict[str, Any]()
+    if ":" in kind:
+        made = load_function(kind, ORDER, folder)
+        try:
+            order = made()
+        except Exception as e:  # whatever the user's function raises
+            raise InvalidInput(f"{ORDER}: {kind}() raised {type(e).__name__}: {e}") from None
+        if missing := [m for m in ("key", "standing", "may_preempt") if not callable(getattr(order, m, None))]:
+            raise InvalidInput(f"{ORDER}: what {kind}() returns is no order: it has no {', '.join(missing)}")
+        return cast(OrderPolicy, order)
+    if preset := _preset_file("scheduling", kind):
+        kind, numbers = _read_preset(preset, ORDER)
+    factory = order_policies.BUILT_IN.get(kind)
+    if factory is None:
+        raise InvalidInput(f"{ORDER}: there is no strategy {kind!r}{_hint(kind, strategy_names())}")
+    try:
+        return factory(numbers, spec.ageing_per_hour)
+    except ValueError as e:
+        raise InvalidInput(f"{ORDER} {spec.strategy}: {e}") from None
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Every name that `scheduling.strategy` may have besides `module:function`."""
+    return _names("scheduling", order_policies.BUILT_IN)
 
 
 def load_function(reference: str, where: str, folder: Path | None = None) -> Callable[..., Any]:
@@ -81,25 +115,29 @@ def _own(reference: str, options: Mapping[str, Any], folder: Path | None) -> Pol
     return cast(Policy, partial(function, **options) if options else function)
 
 
-def _preset_file(name: str) -> Path | None:
-    path = data_dir("policies") / "scaling" / f"{name}.yaml"
+def _names(kind: str, built_in: Iterable[str]) -> tuple[str, ...]:
+    presets = {p.stem for p in (data_dir("policies") / kind).glob("*.yaml")}
+    return tuple(sorted(presets | set(built_in)))
+
+
+def _preset_file(folder: str, name: str) -> Path | None:
+    path = data_dir("policies") / folder / f"{name}.yaml"
     return path if "/" not in name and path.is_file() else None
 
 
-def _read_preset(path: Path) -> tuple[str, dict[str, Any]]:
+def _read_preset(path: Path, where: str) -> tuple[str, dict[str, Any]]:
     import yaml
 
     try:
         raw: Any = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as e:
-        raise InvalidInput(f"{WHERE}: cannot read the preset {path}: {e}") from None
+        raise InvalidInput(f"{where}: cannot read the preset {path}: {e}") from None
     if not isinstance(raw, dict) or "kind" not in raw:
-        raise InvalidInput(f"{WHERE}: the preset {path} must be a mapping with a `kind`")
+        raise InvalidInput(f"{where}: the preset {path} must be a mapping with a `kind`")
     numbers = cast("dict[str, Any]", raw)
     return numbers.pop("kind"), numbers
 
 
-def _hint(name: str) -> str:
-    names = policy_names()
+def _hint(name: str, names: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(names)}, or module:function"

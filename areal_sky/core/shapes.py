@@ -1,0 +1,97 @@
+"""Tasks that fit or do not fit together, and which of them goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop
+
+from areal_sky.core.queueing import Entry
+from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
+from areal_sky.core.roomindex import Node
+
+_SORT_FROM = 64  # newer tasks of a shape are sorted when there are so many and no sorted ones are left
+
+
+class Item:
+    """A task that waits or runs. `key`: its place in the order, asked for again at `until_s`."""
+
+    __slots__ = ("entry", "key", "served_s", "shape", "until_s")
+
+    def __init__(self, entry: Entry, served_s: float = 0.0):
+        self.entry = entry
+        self.served_s = served_s
+        self.key = 0.0
+        self.until_s = 0.0
+        self.shape: Shape | None = None  # None: it does not wait
+
+
+MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
+First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
+
+
+class Shape:
+    """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
+
+    __slots__ = (
+        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
+        "open", "pool", "preemptible", "ready", "short", "size",
+    )  # fmt: skip
+
+    def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
+        self.number = number
+        self.ask = entry.ask
+        self.is_gang = entry.ask.count > 1
+        self.key = key
+        self.need = need_of(entry.ask.bundle)
+        self.least = entry.least
+        self.pool = entry.pool
+        self.preemptible = entry.preemptible
+        self.longest_s = longest_s
+        # Tasks in two parts: sorted ones, the first last, which cost nothing to take from, and a heap of newer ones.
+        self.ready: list[First] = []
+        self.heap: list[First] = []
+        self.first: First | None = None
+        self.size = 0
+        self.lines: list[Line] = []
+        self.open = True
+        self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
+        self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
+        self.short = self.least  # the least of these
+
+    def holds(self, entry: First) -> bool:
+        """Whether that is still the place of a waiting task."""
+        return entry[2].shape is self and entry[2].key == entry[0]
+
+    def find_first(self) -> First | None:
+        """Past all that wait no longer."""
+        ready, heap = self.ready, self.heap
+        while ready and not self.holds(ready[-1]):
+            ready.pop()
+        while heap and not self.holds(heap[0]):
+            heappop(heap)
+        if not ready and len(heap) > _SORT_FROM:
+            ready = self.ready = sorted(heap, reverse=True)
+            heap.clear()
+        if ready and (not heap or ready[-1] <= heap[0]):
+            return ready[-1]
+        return heap[0] if heap else None
+
+    def may_use(self, node: Node) -> bool:
+        """Whether the node is one of those that it names."""
+        ask = self.ask
+        if ask.market is not None and ask.market != node.market:
+            return False
+        return not ask.nodes or node.node_id in ask.nodes or node.order[0] in ask.nodes
+
+
+class Line:
+    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
+
+    __slots__ = ("changes", "gangs", "least_gpus", "order")
+
+    def __init__(self) -> None:
+        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
+        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
+        self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
+        self.changes = 0  # another number with every shape that comes
+        self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
