@@ -80,9 +80,10 @@ class Cluster:
             refuse(launch.memory)
             for line in launch.memory.warnings if warn else ():
                 warn(line)
+            supervise.load_policy(spec.scaling, source)
+            supervise.load_order(spec.scheduling, source)
             if home.exists():
                 home.archive(now_s)
-            supervise.load_policy(spec.scaling, source)
             home.create(source.to_json())
             _first_events(home, launch, now_s)
         return cls(home)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from areal_sky.core.admission import Admission, Decision, Entry, Place, Placement, Pool, Restore, Shrink
 from areal_sky.core.failures import suspect
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.order_policies import AttainedOrder, FifoOrder, ShortestOrder
 from areal_sky.core.placement import Ask, NodeRoom, NoFit, fit
 from areal_sky.core.queueing import LearningOrder, OrderPolicy, WeightedOrder
 from areal_sky.core.tasklife import TaskRecord
@@ -18,6 +17,8 @@ from areal_sky.core.tenancy import DriverNeed
 from areal_sky.errors import InvalidInput
 from areal_sky.run import drivers
 from areal_sky.run.nodebook import NodeBook
+from areal_sky.run.plugins import order_policy
+from areal_sky.spec.cluster import SchedulingSpec
 from areal_sky.units import format_duration
 
 MIN_RUNTIME_S = 60.0  # a run that has just begun is left alone: starting costs about as much
@@ -285,18 +286,7 @@ class Admitting:
 
 def order_of(env: HeadEnv) -> OrderPolicy:
     """The order that `scheduling.strategy` names. Raises InvalidInput when there is none of that name."""
-    weighted = WeightedOrder(env.ageing_per_hour)
-    orders: dict[str, Callable[[], OrderPolicy]] = {
-        "dynamic": lambda: weighted,
-        "weighted": lambda: weighted,
-        "fifo": FifoOrder,
-        "shortest": lambda: ShortestOrder(weighted=weighted),
-        "attained": AttainedOrder,
-    }
-    if env.strategy not in orders:
-        known = ", ".join(orders)
-        raise InvalidInput(f"scheduling.strategy: there is no order {env.strategy!r} (known: {known})")
-    return orders[env.strategy]()
+    return order_policy(SchedulingSpec(strategy=env.strategy, ageing_per_hour=env.ageing_per_hour))
 
 
 def ask_of(r: TaskRecord) -> Ask:

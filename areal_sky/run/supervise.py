@@ -24,6 +24,7 @@ from areal_sky.core.launch import plan
 from areal_sky.core.masking import masked
 from areal_sky.core.model import LaunchPlan
 from areal_sky.core.offers import Known
+from areal_sky.core.queueing import OrderPolicy
 from areal_sky.core.reconcile import Patience
 from areal_sky.core.scaling import Policy, hold
 from areal_sky.errors import AlreadyExists, ArealSkyError, InvalidInput, Refused, StateError
@@ -32,10 +33,10 @@ from areal_sky.run import modelfiles, offers
 from areal_sky.run.clock import SystemClock
 from areal_sky.run.controller import Controller
 from areal_sky.run.headlink import HeadLink
-from areal_sky.run.plugins import scaling_policy
+from areal_sky.run.plugins import order_policy, scaling_policy
 from areal_sky.run.usage import UsageKeeper
 from areal_sky.spec import load_text
-from areal_sky.spec.cluster import ClusterSpec, ScalingSpec
+from areal_sky.spec.cluster import ClusterSpec, ScalingSpec, SchedulingSpec
 from areal_sky.specfile import read_text
 
 log = logging.getLogger(__name__)
@@ -196,6 +197,11 @@ def controller_runs(cluster: ClusterHome) -> bool:
 def load_policy(spec: ScalingSpec, source: SpecSource) -> Policy:
     """The scaling policy of a spec. Raises InvalidInput when it cannot be loaded."""
     return scaling_policy(spec, Path(source.path).parent)
+
+
+def load_order(spec: SchedulingSpec, source: SpecSource) -> OrderPolicy:
+    """The order of tasks that a spec names, as the head will load it. Raises InvalidInput when it cannot be loaded."""
+    return order_policy(spec, Path(source.path).parent)
 
 
 def _policy_or_hold(spec: ClusterSpec, cluster: ClusterHome) -> Policy:

@@ -132,7 +132,7 @@ def test_every_order_runs_and_explains_itself(tmp_path: Path, strategy: str) -> 
 def test_an_order_that_does_not_exist_is_said(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.env = replace(world.env, strategy="fastest")
-    with pytest.raises(InvalidInput, match="there is no order 'fastest'"):
+    with pytest.raises(InvalidInput, match="there is no strategy 'fastest'"):
         world.start()
 
 

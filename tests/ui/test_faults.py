@@ -103,9 +103,10 @@ def test_a_spec_that_only_a_cloud_could_run_says_so_and_makes_nothing(cli: Cli) 
     assert not list(cli.home.glob("clusters/*/events.db"))
 
 
-def test_a_policy_that_does_not_load_is_said_before_anything_exists(cli: Cli) -> None:
+@pytest.mark.parametrize("block", ["scaling: {policy", "scheduling: {strategy"])
+def test_a_policy_that_does_not_load_is_said_before_anything_exists(cli: Cli, block: str) -> None:
     file = cli.folder / "own.yaml"
-    file.write_text(SPEC.format(name="own") + "scaling: {policy: 'nowhere:at_all'}\n")
+    file.write_text(SPEC.format(name="own") + block + ": 'nowhere:at_all'}\n")
     assert "cannot import 'nowhere'" in cli("up", str(file), code=2)
     assert not list(cli.home.glob("clusters/*/events.db"))
 
