@@ -110,7 +110,7 @@ extra: 1
         "t.yaml:7:11: tasks[1].name is `5`, expected a name of at most 64 printable characters",
         "t.yaml:8:11: tasks[1].kind is `trian`, expected one of: train, rollout, eval, reward, driver,"
         " did you mean `train`?",
-        "t.yaml:9:13: tasks[1].memory is `lots`, expected a size such as 512MB, 32Gi or 1.5TB (a bare number is GiB)",
+        "t.yaml:9:13: tasks[1].memory is `lots`, expected a size such as 32, 32GB, 512MB or 1.5TB",
         "t.yaml:10:12: tasks[1].after is a mapping, expected a task's id or name, or a list of them",
         "t.yaml:11:15: tasks[1].priority is `101`, expected a number from 0 to 100",
         "t.yaml:12:18: tasks[1].min_bundles is `3`, expected at most `bundles`",
