@@ -118,7 +118,7 @@ extra: 1
         "t.yaml:14:12: `1A` cannot name an environment variable, expected letters, digits and _",
         "t.yaml:14:22: tasks[1].envs.B is not text, expected text: put it in quotes",
         "t.yaml:15:5: tasks[2] is `plain`, expected a mapping of keys to values, such as `run: ...`",
-        "t.yaml:16:1: unknown key `extra` at the top, did you mean `tasks`?",
+        "t.yaml:16:1: unknown key `extra` at the top, expected one of: tasks",
     ]
 
 
