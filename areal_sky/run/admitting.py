@@ -16,6 +16,7 @@ from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.tenancy import DriverNeed
 from areal_sky.errors import InvalidInput
 from areal_sky.run import drivers
+from areal_sky.run.expected import Expected
 from areal_sky.run.nodebook import NodeBook
 from areal_sky.run.plugins import order_policy
 from areal_sky.spec.cluster import SchedulingSpec
@@ -45,6 +46,7 @@ class Admitting:
         self._lent: dict[str, list[int]] = {}
         self._elsewhere: dict[str, TaskRecord] = {}  # waiting tasks that shall not run where they failed
         self._env = env
+        self._expected = Expected()
         self._drivers: dict[str, TaskRecord] = {}  # waiting drivers
         self._withheld: set[str] = set()  # those of them that the engine does not know now
 
@@ -71,6 +73,11 @@ class Admitting:
             known.pop(task_id, None)
         self._withheld.discard(task_id)
 
+    def ended(self, r: TaskRecord) -> None:
+        """The task has come to its end."""
+        self.drop(r.task_id, r.since_s, finished=r.state is TaskState.SUCCEEDED)
+        self._expected.ended(r)
+
     def adopt(self, r: TaskRecord) -> None:
         """It holds its places already: it was placed by an earlier process."""
         held = r.claim or r.held
@@ -87,11 +94,13 @@ class Admitting:
         self._engine.adopt(entry, placement, since_s, r.served_s)
 
     def teach(self, ended: Iterable[TaskRecord]) -> None:
-        """An order that learns is told of the tasks that an earlier process saw end, the earliest first."""
-        for r in ended if isinstance(self.order, LearningOrder) else ():
-            entry = self.entry(r)
-            self.order.key(entry, 0.0, r.submitted_s)
-            self.order.ended(entry, r.served_s, r.state is TaskState.SUCCEEDED)
+        """Who learns is told of the tasks that an earlier process saw end, the earliest first."""
+        for r in ended:
+            self._expected.ended(r)
+            if isinstance(self.order, LearningOrder):
+                entry = self.entry(r)
+                self.order.key(entry, 0.0, r.submitted_s)
+                self.order.ended(entry, r.served_s, r.state is TaskState.SUCCEEDED)
 
     def progress(self, task_id: str, checkpoint_s: float) -> None:
         """The running task has a checkpoint of its work up to then."""
@@ -244,8 +253,8 @@ class Admitting:
         spec = r.spec
         return Entry(
             r.task_id, r.number, self.ask(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
-            kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=spec.estimate_s, preemptible=spec.may_be_preempted,
-            min_bundles=spec.min_bundles or 0, min_runtime_s=self._min_runtime_s,
+            kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=self._expected.estimate_s(r),
+            preemptible=spec.may_be_preempted, min_bundles=spec.min_bundles or 0, min_runtime_s=self._min_runtime_s,
             like=spec.name or spec.command[:80], pool=self._pools.get(self._model_type(r) or ""),
         )  # fmt: skip
 

@@ -329,7 +329,7 @@ class Dispatch:
         fresh = self._tasks.record(*events) if events else {}
         for task_id, r in fresh.items():
             if r.ended:
-                self._admitting.drop(task_id, r.since_s, finished=r.state is TaskState.SUCCEEDED)
+                self._admitting.ended(r)
                 self._not_reserved.pop(task_id, None)
                 for freed in self._pending.ended(r):
                     self._admitting.add(freed)

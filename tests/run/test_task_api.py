@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -206,6 +207,30 @@ def test_ended_tasks_leave_the_memory_and_are_found_on_disk(world: World, monkey
     assert len(world.service.usage().holds) == 21
     with pytest.raises(NotFound):
         world.service.get("t99")
+
+
+def test_the_slack_of_a_deadline_comes_from_how_long_like_tasks_have_run(world: World) -> None:
+    for i in range(6):
+        done = world.submit(gpus=4, name=f"step-{i}")
+        world.tick(5)
+        world.tick(seconds=1800.0)
+        world.finish(done)
+        world.tick(3)
+    for n in range(2):
+        world.submit(gpus=4, name=f"long-{n}")  # both nodes are taken
+    world.tick(3)
+    now_s = world.clock.now()
+    like = world.submit(gpus=4, name="step-7", deadline_s=now_s + 3 * 3600)
+    other = world.submit(gpus=4, name="new", deadline_s=now_s + 3 * 3600)
+
+    def slack_h(task_id: str) -> float:
+        (told,) = re.findall(r"deadline \(([0-9.]+) h of slack", world.story(task_id))
+        return float(told)
+
+    assert 2.3 <= slack_h(like) <= 2.7 and slack_h(other) == 3.0  # half an hour, as the others; nothing is known
+    world.start()  # what was learnt is learnt again
+    world.tick()
+    assert 2.3 <= slack_h(like) <= 2.7
 
 
 def test_a_deadline_that_cannot_be_met_is_warned_of_or_refused(world: World) -> None:
