@@ -27,6 +27,7 @@ def testbed() -> Iterator[Testbed]:
     if reason := beds.why_not():
         pytest.skip(reason)
     with beds.running() as bed:
+        bed.sky("check", "slurm")  # as every user of SkyPilot does once
         yield bed
 
 

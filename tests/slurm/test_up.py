@@ -120,7 +120,6 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(testbed: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    testbed.sky("check", "slurm")
     cluster = Up(testbed, tmp_path_factory.mktemp("up"))
     cluster.printed = cluster("up", str(cluster.spec), timeout_s=1200)  # type: ignore[attr-defined]
     try:
