@@ -1,12 +1,11 @@
-"""The testbed itself: real Slurm, real `sky launch`, and nothing left after `sky down`."""
+"""The testbed itself. What SkyPilot makes of it is shown by the tests beside this one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.testbed.testbed import Testbed, until
+from tests.testbed.testbed import Testbed
 
-SHOW = "echo host=$(hostname) gpus=$SKYPILOT_NUM_GPUS_PER_NODE visible=$CUDA_VISIBLE_DEVICES ips=$SKYPILOT_NODE_IPS"
 
 
 def test_every_node_is_up_with_its_gpus(testbed: Testbed) -> None:
@@ -30,29 +29,9 @@ def test_sky_check_enables_slurm(sky_cli: Callable[..., str]) -> None:
     assert "Slurm: enabled" in sky_cli("check", "slurm")
 
 
-def test_sky_launch_runs_on_a_node_ssh_reaches_it_and_sky_down_leaves_nothing(clean_testbed: Testbed) -> None:
-    bed = clean_testbed
-    bed.launch("tb-launch", "--infra", bed.infra, "--gpus", bed.accelerators, "--cpus", "8", SHOW)
-    node = bed.node_of("tb-launch")
-    assert bed.clusters() == ("tb-launch",)
-    log = until(lambda: "host=" in (text := bed.sky("logs", "tb-launch", "1")) and text, 60)
-    every = ",".join(map(str, range(bed.gpus_per_node)))
-    address = bed.on(node, "hostname", "-I").split()[0]
-    assert f"host={node} gpus={bed.gpus_per_node} visible={every} ips={address}" in log
-    assert bed.ssh("tb-launch", "hostname").strip() == node
-    bed.down("tb-launch")
-    assert bed.busy() == ""
-
-
 def test_a_crashed_node_comes_back(clean_testbed: Testbed) -> None:
     bed = clean_testbed
     node = bed.nodes[-1]
     bed.crash(node)
     bed.start(node)
     assert bed.on(node, "hostname").strip() == node
-
-
-def test_the_api_server_can_be_killed_and_started(testbed: Testbed) -> None:
-    testbed.kill_api()
-    testbed.start_api()
-    assert testbed.clusters() == ()
