@@ -7,7 +7,6 @@ from collections.abc import Callable
 from tests.testbed.testbed import Testbed
 
 
-
 def test_every_node_is_up_with_its_gpus(testbed: Testbed) -> None:
     rows = testbed.on("login", "sinfo", "-h", "-N", "-p", "gpu", "-o", "%N %T %G").splitlines()
     assert [row.split()[0] for row in rows] == list(testbed.nodes)

@@ -106,13 +106,6 @@ class Testbed:
         """A command on one host (`login`, or a node): its output."""
         return _checked([str(HERE / "host.sh"), "run", host, *argv], self._own_env(), timeout_s)
 
-    def ssh(self, cluster: str, command: str, timeout_s: float = 60) -> str:
-        """A command on the cluster's (first) node by ssh, as SkyPilot sets it up for its users; its output."""
-        config = self.home / f"ssh-{cluster}"  # OpenSSH takes ~ from the password file, not from HOME
-        config.write_text((self.home / ".sky/generated/ssh" / cluster).read_text().replace("~/", f"{self.home}/"))
-        options = ("-F", str(config), "-o", "BatchMode=yes", "-o", "LogLevel=ERROR")
-        return _checked(["ssh", *options, cluster, command], self.env(), timeout_s)
-
     def jobs(self) -> list[dict[str, str]]:
         """Slurm's jobs: id, name (ends with SkyPilot's cluster name on cloud), state, node list, partition."""
         text = self.on("login", "squeue", "-h", "-o", "%i|%j|%T|%N|%P")
