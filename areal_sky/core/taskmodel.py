@@ -79,8 +79,10 @@ class TaskSpec:
     array_index: int | None = None
     backends: str | None = None
 
-    def demand(self) -> tuple[Bundle, ...]:
-        return (self.bundle,) * self.bundles
+    @property
+    def title(self) -> str:
+        """What it is called, by its user or by its command: tasks of one title are expected to be alike."""
+        return self.name or self.command[:80]
 
     @property
     def may_be_preempted(self) -> bool:

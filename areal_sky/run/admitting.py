@@ -46,7 +46,8 @@ class Admitting:
         self._lent: dict[str, list[int]] = {}
         self._elsewhere: dict[str, TaskRecord] = {}  # waiting tasks that shall not run where they failed
         self._env = env
-        self._expected = Expected()
+        # An order that learns predicts by itself, and weighs users' estimates: it is not to take ours for theirs.
+        self._expected = None if isinstance(self.order, LearningOrder) else Expected()
         self._drivers: dict[str, TaskRecord] = {}  # waiting drivers
         self._withheld: set[str] = set()  # those of them that the engine does not know now
 
@@ -76,7 +77,8 @@ class Admitting:
     def ended(self, r: TaskRecord) -> None:
         """The task has come to its end."""
         self.drop(r.task_id, r.since_s, finished=r.state is TaskState.SUCCEEDED)
-        self._expected.ended(r)
+        if self._expected is not None:
+            self._expected.ended(r)
 
     def adopt(self, r: TaskRecord) -> None:
         """It holds its places already: it was placed by an earlier process."""
@@ -96,8 +98,9 @@ class Admitting:
     def teach(self, ended: Iterable[TaskRecord]) -> None:
         """Who learns is told of the tasks that an earlier process saw end, the earliest first."""
         for r in ended:
-            self._expected.ended(r)
-            if isinstance(self.order, LearningOrder):
+            if self._expected is not None:
+                self._expected.ended(r)
+            elif isinstance(self.order, LearningOrder):
                 entry = self.entry(r)
                 self.order.key(entry, 0.0, r.submitted_s)
                 self.order.ended(entry, r.served_s, r.state is TaskState.SUCCEEDED)
@@ -251,11 +254,12 @@ class Admitting:
     def entry(self, r: TaskRecord) -> Entry:
         """What the queue must know of the task."""
         spec = r.spec
+        estimate_s = spec.estimate_s if self._expected is None else self._expected.estimate_s(r)
         return Entry(
             r.task_id, r.number, self.ask(r), r.submitted_s, priority=spec.priority, weight=self.weight(r),
-            kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=self._expected.estimate_s(r),
+            kind=spec.kind, deadline_s=spec.deadline_s, estimate_s=estimate_s,
             preemptible=spec.may_be_preempted, min_bundles=spec.min_bundles or 0, min_runtime_s=self._min_runtime_s,
-            like=spec.name or spec.command[:80], pool=self._pools.get(self._model_type(r) or ""),
+            like=spec.title, pool=self._pools.get(self._model_type(r) or ""),
         )  # fmt: skip
 
     def _others(self, r: TaskRecord) -> tuple[str, ...]:

@@ -341,10 +341,10 @@ class Dispatch:
 
     def _leave(self, r: TaskRecord, now_s: float, fact: TaskFact) -> None:
         after = self._record(TaskEvent(now_s, r.task_id, fact))[r.task_id]
-        self._admitting.drop(r.task_id, now_s)
         self._watch.forget([r.gang_id, r.task_id] if after.ended else [r.gang_id])
         if r.holds:
             self._gangs.leave(r.gang_id)
         if not after.ended:
+            self._admitting.drop(r.task_id, now_s)
             self._queue(after)
         self._peaks.left(r, now_s)

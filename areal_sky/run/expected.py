@@ -46,4 +46,4 @@ class Expected:
 
 def _likeness(r: TaskRecord) -> Hashable:
     spec = r.spec
-    return spec.kind, spec.model, spec.bundles * spec.bundle.gpus, likeness_name(spec.name or spec.command[:80])
+    return spec.kind, spec.model, spec.bundles * spec.bundle.gpus, likeness_name(spec.title)

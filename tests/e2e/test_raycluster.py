@@ -168,8 +168,9 @@ def _answers(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="module")
-def cluster(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
+@contextlib.contextmanager
+def two_nodes(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
+    """A head and two nodes, ended with all they have started."""
     # Ray's unix sockets lie below it and may have 107 characters: tmp_path would be too long.
     folder = Path(tempfile.mkdtemp(prefix="as-e2e-", dir="/tmp"))
     made = PretendCluster(folder, free_port(), free_port())
@@ -182,14 +183,27 @@ def cluster(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def service(cluster: PretendCluster) -> Iterator[Service]:
+@contextlib.contextmanager
+def served(cluster: PretendCluster) -> Iterator[Service]:
+    """Its task service, once that sees all three nodes."""
     made = Service(cluster, cluster.folder / "state")
     try:
         until(lambda: made.sees() == 3, 60)
         yield made
     finally:
         made.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
+    with two_nodes(free_port) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def service(cluster: PretendCluster) -> Iterator[Service]:
+    with served(cluster) as made:
+        yield made
 
 
 def submit(service: Service, command: str, bundles: int = 1, gpus: float = 1, **more: Any) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_raycluster import TOKENS, PretendCluster, Service, submit, text, until, wait_state
+from test_raycluster import TOKENS, PretendCluster, Service, served, submit, text, two_nodes, until, wait_state
 
 from areal_sky.core.model import Bundle
 from areal_sky.core.taskmodel import TaskSpec
@@ -23,25 +21,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def cluster(free_port: Callable[[], int]) -> Iterator[PretendCluster]:
-    folder = Path(tempfile.mkdtemp(prefix="as-ten-", dir="/tmp"))
-    made = PretendCluster(folder, free_port(), free_port())
-    try:
-        made.add_node("w-0")
-        made.add_node("w-1")
+    with two_nodes(free_port) as made:
         yield made
-    finally:
-        made.end()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def service(cluster: PretendCluster) -> Iterator[Service]:
-    made = Service(cluster, cluster.folder / "state")
-    try:
-        until(lambda: made.sees() == 3, 60)
+    with served(cluster) as made:
         yield made
-    finally:
-        made.kill()
 
 
 class Stranger:

@@ -233,6 +233,20 @@ def test_the_slack_of_a_deadline_comes_from_how_long_like_tasks_have_run(world: 
     assert 2.3 <= slack_h(like) <= 2.7
 
 
+def test_an_order_that_learns_takes_no_prediction_for_a_users_estimate(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.env = replace(world.env, strategy="shortest")
+    world.start()
+    done = world.submit(name="step-1")
+    world.tick(5)
+    world.tick(seconds=1800.0)
+    world.finish(done)
+    world.tick(3)
+    like = world.submit(name="step-2", deadline_s=world.clock.now() + 3600)
+    record = world.service._tasks.live(like)
+    assert record is not None and world.service._admitting.entry(record).estimate_s is None
+
+
 def test_a_deadline_that_cannot_be_met_is_warned_of_or_refused(world: World) -> None:
     now_s = world.clock.now()
     answer = world.service.submit(world.spec(deadline_s=now_s - 120))
