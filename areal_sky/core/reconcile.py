@@ -38,7 +38,7 @@ from areal_sky.core.model import (
 from areal_sky.core.view import HeadView
 
 S = ReplicaState
-SLOW_JOIN_S = 20.0
+SLOW_JOIN_S = 45.0  # a machine's set-up takes 10 s to minutes; asking its cloud meanwhile only slows it down
 
 
 @dataclass(frozen=True, slots=True)

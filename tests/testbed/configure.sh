@@ -104,7 +104,7 @@ CONF
 
 # The nodes' software: uv for SkyPilot's set-up, and an image with Ray but without areal_sky and SkyPilot.
 install -m 755 "$here/shims/curl" "$TB_DIR/bin/curl"
-sed "s#^args=()#TB_VENV=$TB_VENV\n&#" "$here/shims/uv" >"$TB_DIR/bin/uv"
+sed "s#^args=()#TB_VENV=$TB_VENV TB_TOOLS=$here\n&#" "$here/shims/uv" >"$TB_DIR/bin/uv"
 chmod 755 "$TB_DIR/bin/uv"
 "$TB_VENV/bin/python" "$here/software.py" image "$TB_DIR/image"
 "$TB_VENV/bin/python" "$here/software.py" catalog "$TB_HOME" "$TB_GPU_TYPE"

@@ -2,12 +2,15 @@
 
 software.py image DIR            a Python environment with what .venv has, less areal_sky and SkyPilot
 software.py catalog HOME GPU     the accelerator list, where SkyPilot would otherwise download it to
+software.py bytecode CACHE       byte code of what SkyPilot runs on a node, into uv's cache (run by the node's SkyPilot)
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
+import py_compile
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,6 +18,7 @@ from pathlib import Path
 # Not in the image: what areal_sky has to bring onto the nodes by itself, and what they must do without.
 LEFT_OUT = ("sky", "skypilot", "__pycache__")
 COMMANDS = ("ray", "pip", "pip3")
+RUN_ON_NODES = ("sky.skylet.attempt_skylet", "sky.skylet.skylet", "sky.skylet.job_lib", "sky.skylet.executor.slurm")
 
 
 def make_image(folder: Path) -> None:
@@ -51,9 +55,21 @@ def write_catalog(home: Path, gpu: str) -> None:
     (folder / "metadata.csv").write_text(f"GPU,MemoryGB,Manufacturer\n{gpu.upper()},16,NVIDIA\n")
 
 
+def write_bytecode(cache: Path) -> None:
+    """For modules whose files are links into the cache: who is linked to it later finds them compiled."""
+    for name in RUN_ON_NODES:
+        importlib.import_module(name)
+    for module in list(sys.modules.values()):
+        source = Path(getattr(module, "__file__", None) or "").resolve()
+        if source.suffix == ".py" and source.is_relative_to(cache):
+            py_compile.compile(str(source))
+
+
 if __name__ == "__main__":
     what, folder, *rest = sys.argv[1:]
     if what == "image":
         make_image(Path(folder))
     elif what == "catalog":
         write_catalog(Path(folder), *rest)
+    elif what == "bytecode":
+        write_bytecode(Path(folder).resolve())

@@ -18,6 +18,7 @@ from areal_sky.errors import ArealSkyError, NotFound
 
 log = logging.getLogger(__name__)
 RETRY_S, RETRY_MAX_S = 5.0, 120.0  # between attempts to end a replica
+FORGET_DOUBTS_S = 60.0  # doubts further apart than this are not of one cause
 
 MakeTask = Callable[[LaunchRequest, str], Mapping[str, Any]]
 
@@ -109,7 +110,11 @@ class Acts:
                 self._check_task(name)
         finally:
             with board.lock:
-                board.refreshed_s |= dict.fromkeys(names, time.monotonic())
+                now_s = time.monotonic()
+                for name in names:
+                    again = now_s - board.refreshed_s.get(name, float("-inf")) < FORGET_DOUBTS_S
+                    board.found_well[name] = min(3, board.found_well.get(name, 0) + 1) if again else 0
+                    board.refreshed_s[name] = now_s
 
     def _check_task(self, name: str) -> None:
         try:

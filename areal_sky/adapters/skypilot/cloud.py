@@ -1,7 +1,7 @@
 """`ports.Cloud` over SkyPilot: a replica is a SkyPilot cluster. No method blocks: threads do what takes time.
 
-One thread looks (requests in flight twice a second, SkyPilot's records every other second while something moves); a
-pool of four acts. What exists is known from SkyPilot alone, never from a file: a crash of ours at any point leaves
+One thread looks (at requests in flight twice a second while something moves, less often at SkyPilot's records: a launch
+that ends is looked up at once); a pool of four acts. What exists is known from SkyPilot alone, never from a file: a crash of ours at any point leaves
 nothing that is not found again by its name and label.
 """
 
@@ -24,8 +24,8 @@ from areal_sky.errors import ArealSkyError, Unreachable
 log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 4  # a local API server runs that many launches at a time (sky/server/config.py, 0.14)
 REQUESTS_S, REQUESTS_IDLE_S = 0.5, 2.0  # how often requests are looked at, while something moves and else
-RECORDS_S, RECORDS_IDLE_S = 1.5, 6.0  # how often SkyPilot's records are read
-REFRESH_S = 5.0  # the clouds themselves are asked about a doubted replica at most this often,
+RECORDS_S, RECORDS_IDLE_S = 4.0, 6.0  # how often SkyPilot's records are read
+REFRESH_S = 5.0  # the clouds themselves are asked about a doubted replica after 5 s, then after 10, 20, 40 s,
 ROUTINE_REFRESH_S = 300.0  # and about one that nobody doubts this often
 STALE_S = 30.0  # what was last seen counts no longer than this
 
@@ -114,9 +114,11 @@ class SkyCloud:
     def doubt(self, replica: str) -> None:
         """See `ports.Cloud`. Asks the cloud itself soon, and whether the replica's task still runs."""
         with self._board.lock:
-            due = time.monotonic() - self._board.refreshed_s.get(replica, float("-inf")) > REFRESH_S
-            if due and replica not in self._board.doubts:
-                self._board.doubts.add(replica)
+            board = self._board
+            wait_s = REFRESH_S * 2.0 ** board.found_well.get(replica, 0)
+            due = time.monotonic() - board.refreshed_s.get(replica, float("-inf")) > wait_s
+            if due and replica not in board.doubts:
+                board.doubts.add(replica)
                 self._wake.set()
 
     def head_seat(self) -> HeadSeat | None:
