@@ -52,7 +52,8 @@ class Cluster:
     ) -> Cluster:
         """Records the cluster's intent and nothing more: the controller does the rest.
 
-        Idempotent: the same spec again changes nothing. `warn` gets a sentence for each model that is tight on GPUs.
+        Idempotent: the same spec again changes nothing, but that groups which were given up are tried anew. `warn` gets
+        a sentence for each model that is tight on GPUs.
         Raises SpecError, Refused (over budget, infra not reachable, a model that cannot fit), AlreadyExists (the name
         is taken by a cluster with another spec, or its replicas' names by another cluster).
         """
@@ -74,7 +75,9 @@ class Cluster:
                         f"cluster {spec.name!r} is up with another spec: `areal-sky down {spec.name}` first, "
                         "or give this one another `name`"
                     )
-                return cls(home)
+                cluster = cls(home)
+                cluster._try_again()
+                return cluster
             spec, launch = source.load()
             check_names(spec, launch, ahead)
             refuse(launch.memory)
@@ -108,7 +111,8 @@ class Cluster:
     def wait_ready(self, *, timeout_s: float = 3600.0, progress: Progress | None = None) -> ClusterState:
         """Returns once every group has as many READY replicas as it wants.
 
-        Raises StateError when the cluster goes down meanwhile, when the controller is gone, or after `timeout_s`.
+        Raises StateError when the cluster goes down meanwhile, when the controller is gone, after `timeout_s`, or when
+        a group is given up because every launch fails.
         """
         return self._follow(_is_ready, "be ready", timeout_s, progress)
 
@@ -222,6 +226,11 @@ class Cluster:
 
     # ------------------------------------------------------------
 
+    def _try_again(self) -> None:
+        given_up = [g for g in self.state().groups.values() if g.given_up]
+        if given_up:
+            self._append(*(GroupDesired(g.name, g.desired, "tried anew", by="user") for g in given_up))
+
     def _append(self, *events: Event) -> None:
         store = self.home.store()
         try:
@@ -248,6 +257,12 @@ class Cluster:
                     return state
                 if what != "go down" and state.down_requested_s is not None:
                     raise StateError(f"cluster {self.name!r} is going down")
+                for g in state.groups.values() if what != "go down" else ():
+                    if g.given_up:
+                        raise StateError(
+                            f"group {g.name} is given up: {g.faults} launches in a row have failed, the last because "
+                            f"{g.last_fault}; the same command again tries anew, `areal-sky down {self.name}` ends all"
+                        )
                 if time.monotonic() > until_s:
                     raise StateError(f"cluster {self.name!r} did not {what} within {timeout_s:.0f} s")
                 if not records and not supervise.controller_runs(self.home):

@@ -119,13 +119,15 @@ class ReplicaReady(Event):
 class LaunchFailed(Event):
     """`retry_at_s`: the group launches nothing before that time.
 
-    `no_capacity`: there was none to be had, or none within quota, in the replica's market.
+    `no_capacity`: there was none to be had, or none within quota, in the replica's market. `fault`: nothing says that
+    waiting helps (a set-up that fails); neither holds for a reclaim, or a cloud that cannot be reached.
     """
 
     replica: str
     reason: str
     retry_at_s: float
     no_capacity: bool = False
+    fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ def apply(state: ClusterState, record: Record) -> ClusterState:
             replica = replace(_moved(state, name, ReplicaState.READY, t_s), ready_s=t_s)
             state = _with_replica(state, replica)
             group = state.groups.get(replica.group)
-            return state if group is None else _with_group(state, replace(group, failures=0, retry_at_s=None))
+            return state if group is None else _with_group(state, _well_again(group))
         case LaunchFailed() as e:
             replica = _moved(state, e.replica, ReplicaState.LAUNCH_FAILED, t_s, e.reason)
             state = _with_replica(state, replica)
@@ -263,6 +265,8 @@ def apply(state: ClusterState, record: Record) -> ClusterState:
             group = replace(
                 group, failures=group.failures + 1, retry_at_s=e.retry_at_s, failed_market=replica.market
             )
+            if e.fault:
+                group = replace(group, faults=group.faults + 1, last_fault=e.reason)
             if e.no_capacity and replica.market == "spot":
                 since_s = t_s if group.spot_refused_since_s is None else group.spot_refused_since_s
                 group = replace(group, spot_refused_since_s=since_s, spot_refused_s=t_s)
@@ -291,6 +295,8 @@ def apply(state: ClusterState, record: Record) -> ClusterState:
 
 def _desired(old: GroupState | None, e: GroupDesired, t_s: float) -> GroupState:
     group = old or GroupState(name=e.group, desired=0, since_s=t_s, reason="", by=e.by)
+    if e.by != "policy":  # somebody has looked at it
+        group = _well_again(group)
     grows, shrinks = e.desired > group.desired, e.desired < group.desired
     return replace(
         group,
@@ -304,6 +310,10 @@ def _desired(old: GroupState | None, e: GroupDesired, t_s: float) -> GroupState:
         last_grow_s=t_s if grows and old else group.last_grow_s,
         last_shrink_s=t_s if shrinks else group.last_shrink_s,
     )
+
+
+def _well_again(group: GroupState) -> GroupState:
+    return replace(group, failures=0, faults=0, last_fault="", retry_at_s=None)
 
 
 def _moved(state: ClusterState, name: str, to: ReplicaState, t_s: float, reason: str = "") -> Replica:

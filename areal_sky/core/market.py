@@ -99,12 +99,15 @@ def launches(
 ) -> list[LaunchIntended]:
     """`count` more replicas of the group, each in a free slot and in its market.
 
-    While the group waits after a failed launch there are none, but those on demand whose failure was on spot. One
-    stands in for spot only where it costs at most `left_usd` an hour, else spot is asked for again.
+    None for a group that was given up. While the group waits after a failed launch there are none, but those on demand
+    whose failure was on spot. One stands in for spot only where it costs at most `left_usd` an hour, else spot is asked
+    for again.
     """
     taken = {r.slot for r in mine}
     if group.name == HEAD_GROUP and taken:
         return []  # one address, one store: the old head must be gone before a new one starts
+    if wanted.given_up:
+        return []
     waits = wanted.retry_at_s is not None and now_s < wanted.retry_at_s
     free = (slot for slot in range(len(taken) + count) if slot not in taken)
     on_demand = sum(1 for r in serving if r.market == "on_demand")

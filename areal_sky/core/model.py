@@ -196,13 +196,17 @@ class Machine:
     note: str = ""
 
 
+MOST_FAULTS = 5  # with waits that double from 15 s: after about four minutes of waiting and five set-ups
+
+
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """What is wanted of a group, since when, why, by whom (`spec`, `user` or `policy`).
 
     `victims` go first when it shrinks. `failures` counts launches that failed in a row; none is tried before
-    `retry_at_s`. `failed_market` is where the last of them was tried. `spot_refused_since_s` and `spot_refused_s` are
-    the first and the last time in a row that spot could not be had; a spot replica that comes up ends the row.
+    `retry_at_s`. `faults` counts those of them that waiting does not mend, `last_fault` is the last; see `given_up`.
+    `failed_market` is where the last failure was. `spot_refused_since_s` and `spot_refused_s` are the first and the
+    last time in a row that spot could not be had; a spot replica that comes up ends the row.
     """
 
     name: str
@@ -215,10 +219,17 @@ class GroupState:
     last_grow_s: float | None = None
     last_shrink_s: float | None = None
     failures: int = 0
+    faults: int = 0
+    last_fault: str = ""
     retry_at_s: float | None = None
     failed_market: str | None = None
     spot_refused_since_s: float | None = None
     spot_refused_s: float | None = None
+
+    @property
+    def given_up(self) -> bool:
+        """Nothing more is launched until somebody asks again: what fails always costs money with every try."""
+        return self.faults >= MOST_FAULTS
 
 
 @dataclass(frozen=True, slots=True)

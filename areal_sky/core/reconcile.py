@@ -172,17 +172,19 @@ def _observed(
             return LaunchAccepted(r.name, machine.request_id, adopted=True)
         case S.REQUESTED:
             if failed or (gone and now_s - r.since_s > patience.vanish_s):
-                return launch_failed(r, state, what, now_s, patience, machine is not None and machine.no_capacity)
+                none = machine is not None and machine.no_capacity
+                return launch_failed(r, state, what, now_s, patience, none, fault=failed and not none)
             if machine is not None and machine.state is MachineState.UP and machine.nodes_up >= r.nodes:
                 return ReplicaProvisioned(r.name)
             return _noted(r, machine.note if machine is not None else "")
         case S.PROVISIONED:
             if failed or gone:
-                return launch_failed(r, state, what, now_s, patience)
+                return launch_failed(r, state, what, now_s, patience, fault=failed)
             if _joined(r, seen.view):
                 return ReplicaReady(r.name)
             if now_s - r.since_s > patience.join_s:
-                return launch_failed(r, state, f"did not join Ray within {patience.join_s:.0f} s", now_s, patience)
+                late = f"did not join Ray within {patience.join_s:.0f} s"
+                return launch_failed(r, state, late, now_s, patience, fault=True)
         case S.READY | S.DRAINING:
             # A cloud's word that a node is sick is no reason to end what works.
             if gone or (failed and not _joined(r, seen.view)):
@@ -204,11 +206,13 @@ def _noted(r: Replica, note: str) -> Event | None:
 
 
 def launch_failed(
-    r: Replica, state: ClusterState, reason: str, now_s: float, patience: Patience, no_capacity: bool = False
+    r: Replica, state: ClusterState, reason: str, now_s: float, patience: Patience, no_capacity: bool = False,
+    *, fault: bool = False,
 ) -> LaunchFailed:
-    """The fact that a launch failed, with the time of the group's next try."""
+    """The fact that a launch failed, with the time of the group's next try."""  # fmt: skip
     group = state.groups.get(r.group)
-    return LaunchFailed(r.name, reason, now_s + backoff_s(group.failures if group else 0, patience), no_capacity)
+    retry_at_s = now_s + backoff_s(group.failures if group else 0, patience)
+    return LaunchFailed(r.name, reason, retry_at_s, no_capacity, fault)
 
 
 def _joined(r: Replica, view: HeadView | None) -> bool:

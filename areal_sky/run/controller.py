@@ -27,7 +27,7 @@ from areal_sky.core.events import (
 from areal_sky.core.lifecycle import STARTING
 from areal_sky.core.model import ClusterState, GroupPlan, LaunchPlan, ReplicaState
 from areal_sky.core.view import HeadView
-from areal_sky.errors import ArealSkyError, NoCapacity
+from areal_sky.errors import ArealSkyError, NoCapacity, Unreachable
 from areal_sky.spec.cluster import ClusterSpec
 
 log = logging.getLogger(__name__)
@@ -141,10 +141,11 @@ class Controller:
                 try:
                     request_id = self._cloud.launch(request)
                 except ArealSkyError as e:
-                    none = isinstance(e, NoCapacity)
-                    self._append(
-                        now_s, reconcile.launch_failed(replica, self.state, str(e), now_s, self._patience, none)
+                    none, fault = isinstance(e, NoCapacity), not isinstance(e, NoCapacity | Unreachable)
+                    failed = reconcile.launch_failed(
+                        replica, self.state, str(e), now_s, self._patience, none, fault=fault
                     )
+                    self._append(now_s, failed)
                     return
                 if request_id:
                     self._append(now_s, LaunchAccepted(replica.name, request_id))

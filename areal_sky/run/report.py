@@ -101,6 +101,7 @@ def _group(name: str, state: ClusterState, launch: LaunchPlan) -> dict[str, Any]
         "reason": wanted.reason,
         "by": wanted.by,
         "failures": wanted.failures,
+        "given_up": wanted.last_fault if wanted.given_up else None,
     }
 
 

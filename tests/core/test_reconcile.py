@@ -21,7 +21,7 @@ from areal_sky.core.events import (
     fold,
 )  # fmt: skip
 from areal_sky.core.lifecycle import MOVES, move
-from areal_sky.core.model import Machine, MachineState, Replica, ReplicaState
+from areal_sky.core.model import MOST_FAULTS, Machine, MachineState, Replica, ReplicaState
 from areal_sky.errors import StateError
 
 
@@ -189,15 +189,29 @@ def reconcile_desired(desired: int, victims: tuple[str, ...]):  # type: ignore[n
     return GroupDesired("rollout", desired, "idle", "policy", victims)
 
 
+def test_a_group_whose_launches_always_fail_is_given_up_until_somebody_asks_again() -> None:
+    world = started(rollout=0)
+    world.refuse.add("c-rollout-0")
+    world.want("rollout", 1)
+    tried = [e for _ in range(4000) for e in world.tick() if isinstance(e, LaunchIntended)]
+    assert len(tried) == MOST_FAULTS and world.state.groups["rollout"].given_up
+    world.refuse.clear()
+    world.want("rollout", 1, "policy")
+    world.settle(100)
+    assert not world.ready("rollout"), "a policy is nobody who has mended it"
+    world.want("rollout", 1, "user")
+    world.settle(100)
+    assert world.ready("rollout") == ["c-rollout-0"] and not world.state.groups["rollout"].given_up
+
+
 def test_failed_launch_is_cleaned_up_and_retried_with_backoff() -> None:
     world = started(rollout=0)
     world.refuse.add("c-rollout-0")
     world.want("rollout", 1)
     tried: list[float] = []
-    for _ in range(400):
+    while len(tried) < MOST_FAULTS - 1:
         tried += [world.now_s for e in world.tick() if isinstance(e, LaunchIntended)]
     waits = [b - a for a, b in pairwise(tried)]
-    assert len(tried) >= 4
     assert waits == sorted(waits), "each wait is at least as long as the one before"
     world.refuse.clear()
     world.settle(100)

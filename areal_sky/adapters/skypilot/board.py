@@ -38,7 +38,7 @@ class Board:
         self.flying: dict[str, Request] = {}  # launches in flight by name, whoever asked for them
         self.doubts: set[str] = set()
         self.refreshed_s: dict[str, float] = {}
-        self.found_well: dict[str, int] = {}  # how often in a row a doubt was unfounded: asking costs the machine seconds
+        self.found_well: dict[str, int] = {}  # doubts without ground in a row: each answer costs the machine seconds
         self.seat: HeadSeat | None = None
         self._forgotten_s: dict[str, float] = {}
         self._owner = owner

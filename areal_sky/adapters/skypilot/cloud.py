@@ -1,8 +1,8 @@
 """`ports.Cloud` over SkyPilot: a replica is a SkyPilot cluster. No method blocks: threads do what takes time.
 
 One thread looks (at requests in flight twice a second while something moves, less often at SkyPilot's records: a launch
-that ends is looked up at once); a pool of four acts. What exists is known from SkyPilot alone, never from a file: a crash of ours at any point leaves
-nothing that is not found again by its name and label.
+that ends is looked up at once); a pool of four acts. What exists is known from SkyPilot alone, never from a file: a
+crash of ours at any point leaves nothing that is not found again by its name and label.
 """
 
 from __future__ import annotations

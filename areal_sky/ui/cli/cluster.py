@@ -226,6 +226,9 @@ def _print_report(report: dict[str, Any]) -> None:
             continue
         size = f"{g['ready']} of {g['desired']} ready" + (f" ({g['min']}..{g['max']})" if g["min"] != g["max"] else "")
         echo_line(f"{size}  {g['by']}: {g['reason']}", lead=f"  {g['group']}: ")
+        if g["given_up"]:
+            again = f"given up after {g['failures']} failed launches, `areal-sky up` again for more: {g['given_up']}"
+            echo_line(again, lead="    ")
     if not report["replicas"]:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
