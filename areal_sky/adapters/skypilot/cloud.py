@@ -150,11 +150,13 @@ class SkyCloud:
             # First, since it alone notices that a local server is gone: `active` would then say that nothing flies.
             board.see_clusters(self._api.clusters(), now_s)
             self._records_s = now_s
-        board.see_requests(self._api.active())
+        active = self._api.active()
+        board.see_requests(active)
         with board.lock:
             launches = [x for x in board.launches.values() if x.stage in (Stage.FLYING, Stage.LOST)]
             endings = [x for x in board.endings.values() if x.stage is Stage.FLYING]
-        known = self._api.lookup({x.request_id for x in (*launches, *endings)} - {""})
+        known = {r.id: r for r in active}
+        known |= self._api.lookup({x.request_id for x in (*launches, *endings)} - {"", *known})
         for launch in launches:
             self._follow_launch(launch, known.get(launch.request_id))
         for ending in endings:
