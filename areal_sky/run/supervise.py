@@ -156,7 +156,8 @@ def run_controller(cluster: ClusterHome, stop: threading.Event) -> None:
         spec, launch = load_plan(cluster)
         store = cluster.store()
         clock = SystemClock()
-        link = HeadLink(lambda: cluster.gateway("operate"), clock.now, on_view=UsageKeeper(cluster).beat)
+        look_s = 0.25 if spec.is_local else 0.5  # through a tunnel each look costs four processes something
+        link = HeadLink(lambda: cluster.gateway("operate"), clock.now, look_s, on_view=UsageKeeper(cluster).beat)
         patience = LOCAL_PATIENCE if spec.is_local else SKY_PATIENCE
         try:
             with _open_cloud(cluster, spec, launch) as cloud:

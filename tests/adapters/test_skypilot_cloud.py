@@ -45,7 +45,7 @@ def api() -> StandIn:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("REQUESTS_S", "REQUESTS_IDLE_S", "RECORDS_S", "RECORDS_IDLE_S"):
+    for name in ("WORKER_RESTS_S", "REQUESTS_S", "REQUESTS_IDLE_S", "RECORDS_S", "RECORDS_IDLE_S"):
         monkeypatch.setattr(cloud_module, name, 0.01)
     monkeypatch.setattr(cloud_module, "REFRESH_S", 0.05)
     monkeypatch.setattr("areal_sky.adapters.skypilot.acts.RETRY_S", 0.05)

@@ -23,6 +23,8 @@ from areal_sky.errors import ArealSkyError, Unreachable
 
 log = logging.getLogger(__name__)
 MAX_IN_FLIGHT = 4  # a local API server runs that many launches at a time (sky/server/config.py, 0.14)
+# After a launch the server's worker tidies up. Who comes meanwhile gets a new worker, which takes 10 to 30 s to start.
+WORKER_RESTS_S = 5.0
 REQUESTS_S, REQUESTS_IDLE_S = 0.5, 2.0  # how often requests are looked at, while something moves and else
 RECORDS_S, RECORDS_IDLE_S = 4.0, 6.0  # how often SkyPilot's records are read
 REFRESH_S = 5.0  # the clouds themselves are asked about a doubted replica after 5 s, then after 10, 20, 40 s,
@@ -186,6 +188,7 @@ class SkyCloud:
             board.flying.pop(launch.name, None)
             launch.error = None if error is None else board.hidden(error)
             launch.stage = Stage.DONE if error is None else Stage.FAILED
+            launch.ended_s = time.monotonic()
 
     # ------------------------------------------------------------ setting to work
 
@@ -193,7 +196,10 @@ class SkyCloud:
         board = self._board
         head_ip = board.head_ip()
         with board.lock:
-            busy = sum(x.stage in (Stage.SUBMITTING, Stage.FLYING) for x in board.launches.values())
+            rested_s = time.monotonic() - WORKER_RESTS_S
+            busy = sum(
+                x.stage in (Stage.SUBMITTING, Stage.FLYING) or x.ended_s > rested_s for x in board.launches.values()
+            )
             waiting = [x for x in board.launches.values() if x.stage is Stage.WAITING]
             ready = [x for x in waiting if x.name == board.head or head_ip]
             # The head is what all wait for; then what takes longest.

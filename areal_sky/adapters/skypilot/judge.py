@@ -25,7 +25,10 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Launching:
-    """Our launch of one replica. `told`: the controller has got the request's id. `broken`: found useless since."""
+    """Our launch of one replica. `told`: the controller has got the request's id. `broken`: found useless since.
+
+    `since_s`: when it got into its stage, `ended_s`: when the server was done with it; monotonic.
+    """
 
     name: str
     request: LaunchRequest | None = None  # None: found again after a restart
@@ -35,6 +38,7 @@ class Launching:
     error: ArealSkyError | None = None
     since_s: float = 0.0
     broken: str = ""
+    ended_s: float = float("-inf")
 
 
 @dataclass(slots=True)
