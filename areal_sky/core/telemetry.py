@@ -41,6 +41,17 @@ class GpuSample:
     power_watts: float | None
     validity: Validity = Validity.KNOWN
     error: str = ""
+    uuid: str = ""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None  # why the clocks are held down, "hw_thermal" say; (): they are not
+    ecc_uncorrected: int | None = None  # since the driver was loaded, as all ECC counts here
+    ecc_corrected: int | None = None
+    pcie_rx_mib_s: float | None = None
+    pcie_tx_mib_s: float | None = None
+    nvlink_mib_s: float | None = None  # both ways, all links
+    xid: int | None = None  # the driver's error number, only in the first sample after it came
+    processes: tuple[tuple[int, float], ...] = ()  # (pid, GiB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,8 @@ class GpuWindow:
     """About a second of samples of one device. `valid_frac` is the share of expected samples that were known.
 
     `utilization_*` are None unless `validity` is KNOWN. Memory and temperature are the highest seen (peaks are what
-    kills a task), power is the mean; they are told even where the utilization is not.
+    kills a task), `throttle` names every reason seen, ECC counts, `xid` and `processes` are the last ones, all else is
+    the mean; they are told even where the utilization is not.
     """
 
     device: int
@@ -65,6 +77,17 @@ class GpuWindow:
     valid_frac: float
     validity: Validity
     error: str = ""
+    uuid: str = ""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None
+    ecc_uncorrected: int | None = None
+    ecc_corrected: int | None = None
+    pcie_rx_mib_s: float | None = None
+    pcie_tx_mib_s: float | None = None
+    nvlink_mib_s: float | None = None
+    xid: int | None = None
+    processes: tuple[tuple[int, float], ...] = ()
 
 
 class LoadReading(NamedTuple):
@@ -111,10 +134,21 @@ def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected:
         memory_used_gib=_max(s.memory_used_gib for s in samples),
         memory_total_gib=_max(s.memory_total_gib for s in samples),
         temperature_celsius=_max(s.temperature_celsius for s in samples),
-        power_watts=_mean([s.power_watts for s in samples if s.power_watts is not None]),
+        power_watts=_mean_of(s.power_watts for s in samples),
         valid_frac=valid_frac,
         validity=validity,
         error=last.error or ("" if known else _why_unknown(samples, len(loads), expected)),
+        uuid=last.uuid,
+        sm_clock_mhz=_mean_of(s.sm_clock_mhz for s in samples),
+        memory_clock_mhz=_mean_of(s.memory_clock_mhz for s in samples),
+        throttle=_union(s.throttle for s in samples),
+        ecc_uncorrected=_last(s.ecc_uncorrected for s in samples),
+        ecc_corrected=_last(s.ecc_corrected for s in samples),
+        pcie_rx_mib_s=_mean_of(s.pcie_rx_mib_s for s in samples),
+        pcie_tx_mib_s=_mean_of(s.pcie_tx_mib_s for s in samples),
+        nvlink_mib_s=_mean_of(s.nvlink_mib_s for s in samples),
+        xid=_last(s.xid for s in samples),
+        processes=last.processes,
     )
 
 
@@ -168,6 +202,19 @@ def _why_unknown(samples: Sequence[GpuSample], known: int, expected: int) -> str
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _mean_of(values: Iterable[float | None]) -> float | None:
+    return _mean([v for v in values if v is not None])
+
+
+def _last(values: Iterable[int | None]) -> int | None:
+    return next((v for v in reversed(list(values)) if v is not None), None)
+
+
+def _union(reasons: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    told = [r for r in reasons if r is not None]
+    return tuple(sorted({name for names in told for name in names})) if told else None
 
 
 def _max(values: Iterable[float | None]) -> float | None:
