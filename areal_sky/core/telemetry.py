@@ -52,6 +52,9 @@ class GpuSample:
     nvlink_mib_s: float | None = None  # both ways, all links
     xid: int | None = None  # the driver's error number, only in the first sample after it came
     processes: tuple[tuple[int, float], ...] = ()  # (pid, GiB)
+    # The driver's own measurements of utilization since the read before: (its clock in s, 0..1). Empty: no new one,
+    # `utilization_frac` is the last one again; or this driver does not tell when it measured.
+    measured: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +108,23 @@ class LoadReading(NamedTuple):
 def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected: int) -> GpuWindow:
     """Summarise the samples of ONE device taken in (start_s, end_s]; `expected` is how many were due.
 
-    LOST when the last read found the device lost, UNKNOWN when fewer than half of the due reads told a utilization
-    (N/A is left out of every mean, never counted as 0), else KNOWN. Raises ValueError on no samples, or on those of
-    two devices.
+    LOST when the last read found the device lost, STALE when the driver has not answered it lately, UNKNOWN when fewer
+    than half of the due reads told a utilization (N/A is left out of every mean, never counted as 0), else KNOWN.
+    A measurement of the driver counts once, however many reads saw it.
+    Raises ValueError on no samples, or on those of two devices.
     """
     if not samples:
         raise ValueError("a window needs at least one sample")
     last = samples[-1]
     if any(s.device != last.device for s in samples):
         raise ValueError("samples of two devices in one window")
-    loads = sorted(s.utilization_frac for s in samples if s.utilization_frac is not None)
-    valid_frac = min(1.0, len(loads) / max(1, expected))
-    if last.validity is Validity.LOST:
-        validity = Validity.LOST
-    elif loads and valid_frac >= MIN_VALID_FRAC:
+    told = [s for s in samples if s.utilization_frac is not None]
+    valid_frac = min(1.0, len(told) / max(1, expected))
+    measured = sorted(dict(m for s in samples for m in s.measured).values())
+    loads = measured or sorted(s.utilization_frac for s in told if s.utilization_frac is not None)
+    if last.validity in (Validity.LOST, Validity.STALE):
+        validity = last.validity
+    elif told and valid_frac >= MIN_VALID_FRAC:
         validity = Validity.KNOWN
     else:
         validity = Validity.UNKNOWN
@@ -137,7 +143,7 @@ def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected:
         power_watts=_mean_of(s.power_watts for s in samples),
         valid_frac=valid_frac,
         validity=validity,
-        error=last.error or ("" if known else _why_unknown(samples, len(loads), expected)),
+        error=last.error or ("" if known else _why_unknown(samples, len(told), expected)),
         uuid=last.uuid,
         sm_clock_mhz=_mean_of(s.sm_clock_mhz for s in samples),
         memory_clock_mhz=_mean_of(s.memory_clock_mhz for s in samples),
