@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 # A window tells the load only if at least this share of its samples came and were known. Half: a sampler that was
 # starved for a moment still counts, a window with one lucky read out of ten does not.
@@ -93,6 +93,17 @@ class GpuWindow:
     processes: tuple[tuple[int, float], ...] = ()
 
 
+class Load(Protocol):
+    """What of a window tells a load: a GpuWindow, or less."""
+
+    @property
+    def end_s(self) -> float: ...
+    @property
+    def utilization_mean(self) -> float | None: ...
+    @property
+    def validity(self) -> Validity: ...
+
+
 class LoadReading(NamedTuple):
     """Mean utilization (0..1) of a set of GPUs, and how far to trust it.
 
@@ -167,7 +178,7 @@ def windows(
 
 
 def replica_load(
-    devices: Sequence[Sequence[GpuWindow]], now_s: float, stale_after_s: float = STALE_AFTER_S
+    devices: Sequence[Sequence[Load]], now_s: float, stale_after_s: float = STALE_AFTER_S
 ) -> LoadReading:
     """The load of a replica from the recent windows (oldest first) of each of its GPUs.
 
@@ -190,12 +201,12 @@ def replica_load(
     return LoadReading(_mean([m for m in means if m is not None]), Validity.KNOWN, age_s)
 
 
-def freshness(latest: GpuWindow, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
+def freshness(latest: Load, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
     """How far a device's latest window can be trusted at `now_s`: too old is STALE whatever it said."""
     return Validity.STALE if now_s - latest.end_s > stale_after_s else latest.validity
 
 
-def _recent_mean(device: Sequence[GpuWindow], now_s: float) -> float | None:
+def _recent_mean(device: Sequence[Load], now_s: float) -> float | None:
     recent = [w for w in device if now_s - w.end_s <= LOAD_OVER_S] or [device[-1]]
     return _mean([w.utilization_mean for w in recent if w.utilization_mean is not None])
 
