@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 # A window tells the load only if at least this share of its samples came and were known. Half: a sampler that was
 # starved for a moment still counts, a window with one lucky read out of ten does not.
@@ -41,6 +41,20 @@ class GpuSample:
     power_watts: float | None
     validity: Validity = Validity.KNOWN
     error: str = ""
+    uuid: str = ""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None  # why the clocks are held down, "hw_thermal" say; (): they are not
+    ecc_uncorrected: int | None = None  # since the driver was loaded, as all ECC counts here
+    ecc_corrected: int | None = None
+    pcie_rx_mib_s: float | None = None
+    pcie_tx_mib_s: float | None = None
+    nvlink_mib_s: float | None = None  # both ways, all links
+    xid: int | None = None  # the driver's error number, only in the first sample after it came
+    processes: tuple[tuple[int, float], ...] = ()  # (pid, GiB)
+    # The driver's own measurements of utilization since the read before: (its clock in s, 0..1). Empty: no new one,
+    # `utilization_frac` is the last one again; or this driver does not tell when it measured.
+    measured: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,8 @@ class GpuWindow:
     """About a second of samples of one device. `valid_frac` is the share of expected samples that were known.
 
     `utilization_*` are None unless `validity` is KNOWN. Memory and temperature are the highest seen (peaks are what
-    kills a task), power is the mean; they are told even where the utilization is not.
+    kills a task), `throttle` names every reason seen, ECC counts, `xid` and `processes` are the last ones, all else is
+    the mean; they are told even where the utilization is not.
     """
 
     device: int
@@ -65,6 +80,28 @@ class GpuWindow:
     valid_frac: float
     validity: Validity
     error: str = ""
+    uuid: str = ""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None
+    ecc_uncorrected: int | None = None
+    ecc_corrected: int | None = None
+    pcie_rx_mib_s: float | None = None
+    pcie_tx_mib_s: float | None = None
+    nvlink_mib_s: float | None = None
+    xid: int | None = None
+    processes: tuple[tuple[int, float], ...] = ()
+
+
+class Load(Protocol):
+    """What of a window tells a load: a GpuWindow, or less."""
+
+    @property
+    def end_s(self) -> float: ...
+    @property
+    def utilization_mean(self) -> float | None: ...
+    @property
+    def validity(self) -> Validity: ...
 
 
 class LoadReading(NamedTuple):
@@ -82,20 +119,23 @@ class LoadReading(NamedTuple):
 def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected: int) -> GpuWindow:
     """Summarise the samples of ONE device taken in (start_s, end_s]; `expected` is how many were due.
 
-    LOST when the last read found the device lost, UNKNOWN when fewer than half of the due reads told a utilization
-    (N/A is left out of every mean, never counted as 0), else KNOWN. Raises ValueError on no samples, or on those of
-    two devices.
+    LOST when the last read found the device lost, STALE when the driver has not answered it lately, UNKNOWN when fewer
+    than half of the due reads told a utilization (N/A is left out of every mean, never counted as 0), else KNOWN.
+    A measurement of the driver counts once, however many reads saw it.
+    Raises ValueError on no samples, or on those of two devices.
     """
     if not samples:
         raise ValueError("a window needs at least one sample")
     last = samples[-1]
     if any(s.device != last.device for s in samples):
         raise ValueError("samples of two devices in one window")
-    loads = sorted(s.utilization_frac for s in samples if s.utilization_frac is not None)
-    valid_frac = min(1.0, len(loads) / max(1, expected))
-    if last.validity is Validity.LOST:
-        validity = Validity.LOST
-    elif loads and valid_frac >= MIN_VALID_FRAC:
+    told = [s for s in samples if s.utilization_frac is not None]
+    valid_frac = min(1.0, len(told) / max(1, expected))
+    measured = sorted(dict(m for s in samples for m in s.measured).values())
+    loads = measured or sorted(s.utilization_frac for s in told if s.utilization_frac is not None)
+    if last.validity in (Validity.LOST, Validity.STALE):
+        validity = last.validity
+    elif told and valid_frac >= MIN_VALID_FRAC:
         validity = Validity.KNOWN
     else:
         validity = Validity.UNKNOWN
@@ -111,10 +151,21 @@ def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected:
         memory_used_gib=_max(s.memory_used_gib for s in samples),
         memory_total_gib=_max(s.memory_total_gib for s in samples),
         temperature_celsius=_max(s.temperature_celsius for s in samples),
-        power_watts=_mean([s.power_watts for s in samples if s.power_watts is not None]),
+        power_watts=_mean_of(s.power_watts for s in samples),
         valid_frac=valid_frac,
         validity=validity,
-        error=last.error or ("" if known else _why_unknown(samples, len(loads), expected)),
+        error=last.error or ("" if known else _why_unknown(samples, len(told), expected)),
+        uuid=last.uuid,
+        sm_clock_mhz=_mean_of(s.sm_clock_mhz for s in samples),
+        memory_clock_mhz=_mean_of(s.memory_clock_mhz for s in samples),
+        throttle=_union(s.throttle for s in samples),
+        ecc_uncorrected=_last(s.ecc_uncorrected for s in samples),
+        ecc_corrected=_last(s.ecc_corrected for s in samples),
+        pcie_rx_mib_s=_mean_of(s.pcie_rx_mib_s for s in samples),
+        pcie_tx_mib_s=_mean_of(s.pcie_tx_mib_s for s in samples),
+        nvlink_mib_s=_mean_of(s.nvlink_mib_s for s in samples),
+        xid=_last(s.xid for s in samples),
+        processes=last.processes,
     )
 
 
@@ -127,7 +178,7 @@ def windows(
 
 
 def replica_load(
-    devices: Sequence[Sequence[GpuWindow]], now_s: float, stale_after_s: float = STALE_AFTER_S
+    devices: Sequence[Sequence[Load]], now_s: float, stale_after_s: float = STALE_AFTER_S
 ) -> LoadReading:
     """The load of a replica from the recent windows (oldest first) of each of its GPUs.
 
@@ -150,12 +201,12 @@ def replica_load(
     return LoadReading(_mean([m for m in means if m is not None]), Validity.KNOWN, age_s)
 
 
-def freshness(latest: GpuWindow, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
+def freshness(latest: Load, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
     """How far a device's latest window can be trusted at `now_s`: too old is STALE whatever it said."""
     return Validity.STALE if now_s - latest.end_s > stale_after_s else latest.validity
 
 
-def _recent_mean(device: Sequence[GpuWindow], now_s: float) -> float | None:
+def _recent_mean(device: Sequence[Load], now_s: float) -> float | None:
     recent = [w for w in device if now_s - w.end_s <= LOAD_OVER_S] or [device[-1]]
     return _mean([w.utilization_mean for w in recent if w.utilization_mean is not None])
 
@@ -168,6 +219,19 @@ def _why_unknown(samples: Sequence[GpuSample], known: int, expected: int) -> str
 
 def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
+
+
+def _mean_of(values: Iterable[float | None]) -> float | None:
+    return _mean([v for v in values if v is not None])
+
+
+def _last(values: Iterable[int | None]) -> int | None:
+    return next((v for v in reversed(list(values)) if v is not None), None)
+
+
+def _union(reasons: Iterable[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    told = [r for r in reasons if r is not None]
+    return tuple(sorted({name for names in told for name in names})) if told else None
 
 
 def _max(values: Iterable[float | None]) -> float | None:

@@ -34,6 +34,7 @@ from areal_sky.errors import (
     Unreachable,
 )
 from areal_sky.run.tasks import TaskService
+from areal_sky.ui.nodedoor import NodeDoor
 
 log = logging.getLogger(__name__)
 _STATUS: dict[type[ArealSkyError], int] = {
@@ -44,6 +45,7 @@ MAX_BODY_BYTES = 2 * 2**20
 MAX_SUBMIT_BYTES = MAX_PAYLOAD_BYTES + MAX_BODY_BYTES
 MAX_BATCH_BYTES = 128 * 2**20  # 100,000 tasks of a kilobyte each
 MAX_TOLD = 50
+MAX_HISTORY_S, MAX_POINTS = 7 * 86400.0, 1000
 
 Controller = Callable[[float], None]
 
@@ -199,7 +201,12 @@ def create_app(
     @app.get("/v1/gpus", dependencies=[read])
     def gpus(request: Request) -> Any:
         seconds = _number(request.query_params.get("seconds", "60"), "seconds")
-        return hub.gpus(seconds, now()) if hub is not None else {"t_s": now(), "seconds": seconds, "nodes": []}
+        if hub is None:
+            return {"t_s": now(), "seconds": seconds, "nodes": []}
+        points = _whole(request.query_params, "points", None)
+        if points is None:
+            return hub.gpus(min(max(0.0, seconds), MAX_HISTORY_S), now())
+        return hub.gpus(min(max(1.0, seconds), MAX_HISTORY_S), now(), max(1, min(points, MAX_POINTS)))
 
     @app.post("/v1/replicas/{replica}/drain", dependencies=[operate])
     def drain(replica: str, raw: Body) -> Any:
@@ -211,13 +218,12 @@ def create_app(
         return {"nodes": service.evict_replica(replica, str(raw.get("reason", ""))[:500])}
 
     @app.post("/v1/nodes/heartbeat", dependencies=[node])
-    def node_heartbeat(raw: Body) -> Any:
+    def node_heartbeat(raw: Body) -> dict[str, Any]:
         if raw.get("cluster") not in (None, cluster):
             raise Refused(f"this is the head of cluster {cluster}, not of {str(raw.get('cluster'))[:40]}")
         now_s = now()
-        if hub is not None:
-            hub.ingest(raw, now_s)
-        return {"lease_s": service.head_env.lease_s, "t_s": now_s}
+        orders = hub.ingest(raw, now_s) if hub is not None else None
+        return {"lease_s": service.head_env.lease_s, "t_s": now_s, **(orders or {})}
 
     @app.post("/v1/controller/heartbeat", dependencies=[operate])
     def controller_heartbeat(raw: Body) -> Any:
@@ -227,9 +233,8 @@ def create_app(
 
     @app.exception_handler(ArealSkyError)
     def told(_: Request, e: ArealSkyError) -> JSONResponse:
-        if isinstance(e, _TooLarge):
-            return _error(413, "InvalidInput", str(e))
-        return _error(_STATUS.get(type(e), 500), type(e).__name__, str(e))
+        status, body = _refusal(e)
+        return _error(status, body["error"], body["message"])
 
     @app.exception_handler(HTTPException)
     def refused(_: Request, e: HTTPException) -> JSONResponse:
@@ -242,7 +247,16 @@ def create_app(
         log.error("%s %s failed", request.method, request.url.path, exc_info=e)
         return _error(500, ArealSkyError.__name__, "the head failed to answer this; its log says why")
 
+    app.add_middleware(
+        NodeDoor, token=tokens.get("node", ""), take=node_heartbeat, refuse=_refusal, limit=MAX_BODY_BYTES
+    )
     return app
+
+
+def _refusal(e: ArealSkyError) -> tuple[int, dict[str, str]]:
+    if isinstance(e, _TooLarge):
+        return 413, {"error": "InvalidInput", "message": str(e)}
+    return _STATUS.get(type(e), 500), {"error": type(e).__name__, "message": str(e)}
 
 
 def _error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
