@@ -187,10 +187,10 @@ def to_json(alert: Alert) -> dict[str, Any]:
 
 def from_json(raw: Mapping[str, Any]) -> Alert:
     """The inverse of to_json. Raises StateError."""
-    rest: dict[str, Any] = {k: v for k, v in raw.items() if k not in ("alert_id", "place", "active")}
+    rest = {k: v for k, v in raw.items() if k not in ("alert_id", "place", "active", "where", "done")}
     try:
-        where: dict[str, Any] = dict(rest["where"])
-        rest["where"] = Where(**{**where, "tasks": tuple(where["tasks"])})
-        return Alert(**{**rest, "done": tuple(rest["done"])})
+        place: dict[str, Any] = raw["where"]
+        where = replace(Where(**place), tasks=tuple(place["tasks"]))
+        return Alert(where=where, done=tuple(raw["done"]), **rest)
     except (KeyError, TypeError) as e:
         raise StateError(f"an alert that cannot be read: {e}") from None

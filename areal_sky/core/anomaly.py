@@ -7,6 +7,7 @@ what is not heard of any more is forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from areal_sky.core.devicewatch import DeviceWatch
@@ -47,7 +48,7 @@ class Detector:
 
     # ------------------------------------------------------------ what is told
 
-    def run(self, runs: Iterable[Run]) -> None:
+    def run(self, runs: Iterable[Run], now_s: float) -> None:
         """All that runs now: what does no longer is forgotten, what is new (or runs anew) is learnt afresh."""
         known = {r.task_id: r for r in runs}
         for gone in [t for t, attempt in self._runs.items() if t not in known or known[t].attempt != attempt]:
@@ -57,7 +58,7 @@ class Detector:
                 if len(self._tasks) >= MAX_TASKS:
                     continue
                 self._runs[task_id], self._tasks[task_id] = r.attempt, TaskWatch(task_id)
-            self._tasks[task_id].phase_low = r.phase_low
+            self._tasks[task_id].enter_phase(r.phase_low, now_s)
 
     def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Sequence[GpuWindow]) -> bool:
         """Windows of one node, and who runs there. True for news that cannot wait for the next look."""
@@ -99,6 +100,7 @@ class Detector:
     def findings(self, now_s: float) -> list[Finding]:
         """Everything that is wrong now."""
         found: list[Finding] = []
+        leaks: dict[str, Finding] = {}
         for node, devices in list(self._devices.items()):
             latest = [d.latest for d in devices.values() if d.latest is not None]
             if all(now_s - w.end_s > FORGET_S for w in latest):
@@ -110,10 +112,15 @@ class Detector:
                 where = self._where(node, number)
                 peers = [w for w in latest if w.device != number]
                 for f in device.findings(where, peers, now_s):
-                    if f.kind is Kind.MEMORY_LEAK and len(where.tasks) == 1:
-                        place = Where(where.tasks[0], None, *node, number)
-                        f = Finding(f.kind, place, f.since_s, f.what, f.evidence, f.name, f.metrics)
-                    found.append(f)
+                    if f.kind is not Kind.MEMORY_LEAK:
+                        found.append(f)
+                        continue
+                    task_id = where.tasks[0] if where.tasks else ""
+                    if task_id not in leaks or _left_s(f) < _left_s(leaks[task_id]):
+                        leaks[task_id] = f
+        # The GPUs of a gang leak alike: the one that is full first speaks for all.
+        for task_id, f in leaks.items():
+            found.append(replace(f, where=Where(task_id), evidence=f"{f.where}: {f.evidence}"))
         for task in self._tasks.values():
             found.extend(task.findings(now_s))
         return found
@@ -131,3 +138,7 @@ class Detector:
     def _forget(self, node: tuple[str, int]) -> None:
         for device in self._devices.pop(node, {}):
             self._on.pop((*node, device), None)
+
+
+def _left_s(leak: Finding) -> float:
+    return leak.metrics["seconds_to_oom"]

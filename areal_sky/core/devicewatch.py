@@ -31,14 +31,16 @@ HOT_CELSIUS = 80.0  # below this no device is called hot, however cool the other
 HOTTER_CELSIUS = 10.0  # than the neighbours that work as much
 SAME_LOAD = 0.3
 
-LEAK_SPAN_S, LEAK_EVERY_S = 300.0, 6.0
-LEAK_MIN_POINTS = 30  # three minutes of growth
+LEAK_EVERY_S = 10.0
+LEAK_SPANS_S = (180.0, 420.0, 900.0)  # growth is looked for in the latest so many seconds
 LEAK_WARM_S = 120.0  # a task that starts fills its memory
 LEAK_HORIZON_S = 3600.0
+LEAK_WATCHED = 0.25  # of the time until memory runs out, growth must have been watched
 LEAK_RISING = 0.85  # nearly every pair of points rises: sawteeth and noise stay far below
-LEAK_GROWTH = 0.01  # of the device's memory, within the span
+LEAK_GROWTH = 0.01  # of the device's memory
 LEAK_STEADY = 0.6  # a cache that fills up flattens; a leak does not
-LEAK_LOOK_S = 10.0
+LEAK_GOES_ON = 0.5  # what is taken for a leak is so until it rises half as surely and steadily
+LEAK_POINTS = 15  # that a trend is drawn through
 
 
 class DeviceWatch:
@@ -60,7 +62,7 @@ class DeviceWatch:
         self._heat: float | None = None  # since when it is hotter than its neighbours
         self._owner = ""
         self._owner_s = 0.0
-        self._memory = Series(LEAK_SPAN_S, LEAK_EVERY_S)
+        self._memory = Series(LEAK_SPANS_S[-1], LEAK_EVERY_S)
         self._leak: tuple[float, str, dict[str, float]] | None = None
         self._leak_look_s = 0.0
 
@@ -98,7 +100,7 @@ class DeviceWatch:
         w = self.latest
         return w is not None and (
             self._lost_s is not None or self._xid is not None or self._ecc_s is not None or bool(self._throttled)
-            or len(self._memory.points) >= LEAK_MIN_POINTS
+            or self._leak is not None or self._leak_due()
             or (w.temperature_celsius is not None and w.temperature_celsius >= HOT_CELSIUS) or self._heat is not None
         )  # fmt: skip
 
@@ -124,7 +126,7 @@ class DeviceWatch:
                 metrics={"gpu_ecc_uncorrected": float(self._ecc or 0)},
             )  # fmt: skip
         yield from self._hot(w, where, peers)
-        if w.end_s - self._leak_look_s >= LEAK_LOOK_S:
+        if w.end_s - self._leak_look_s >= LEAK_EVERY_S:
             self._leak_look_s = w.end_s
             self._leak = self._leaks(w)
         if self._leak is not None:
@@ -155,27 +157,49 @@ class DeviceWatch:
                 Kind.HEAT, where, self._heat, "the GPU is much hotter than its neighbours", evidence, metrics=metrics
             )
 
-    def _leaks(self, w: GpuWindow) -> tuple[float, str, dict[str, float]] | None:
+    def _leak_due(self) -> bool:
         points = self._memory.points
-        total = w.memory_total_gib
-        if total is None or len(points) < LEAK_MIN_POINTS:
+        return (
+            len(points) > 3 and points[-1][0] - self._leak_look_s >= LEAK_EVERY_S and points[-1][1] > points[0][1]
+        )  # fmt: skip
+
+    def _leaks(self, w: GpuWindow) -> tuple[float, str, dict[str, float]] | None:
+        points = list(self._memory.points)
+        less = 1.0 if self._leak is None else LEAK_GOES_ON
+        for span_s in LEAK_SPANS_S:
+            first = next((i for i, (t_s, _) in enumerate(points) if t_s >= w.end_s - span_s), len(points))
+            found = self._leak_within(points[:first], points[first:], w.memory_total_gib or 0.0, less)
+            if found is not None:
+                return found
+        return None
+
+    def _leak_within(
+        self, before: list[tuple[float, float]], points: list[tuple[float, float]], total_gib: float, less: float
+    ) -> tuple[float, str, dict[str, float]] | None:
+        """A leak in `points`; `before` is what the device held earlier, which growth must exceed. `less`: of the
+        evidence will do.
+        """
+        if len(points) < 4 or points[-1][1] - points[0][1] < LEAK_GROWTH * total_gib:
             return None
-        growth = points[-1][1] - points[0][1]
-        if growth < LEAK_GROWTH * total:
+        horizon_s, watched_s = LEAK_HORIZON_S / less, points[-1][0] - points[0][0]
+        if watched_s < 0.9 * LEAK_SPANS_S[0] or points[-1][1] <= max((v for _, v in before), default=0.0):
             return None
-        found = trend(list(points)[:: max(1, len(points) // 25)])
-        if found.slope <= 0 or found.rising < LEAK_RISING or found.late_slope < LEAK_STEADY * found.slope:
+        # Cheap first: a straight line through both ends would not do either.
+        left_s = (total_gib - points[-1][1]) * watched_s / (points[-1][1] - points[0][1])
+        if left_s > 1.5 * horizon_s or watched_s < less * LEAK_WATCHED * left_s / 1.5:
             return None
-        left_s = max(0.0, total - points[-1][1]) / found.slope
-        if left_s > LEAK_HORIZON_S:
+        found = trend(points[:: -(-len(points) // LEAK_POINTS)])
+        if found.slope <= 0 or found.rising < less * LEAK_RISING or found.late_slope < less * LEAK_STEADY * found.slope:
+            return None
+        left_s = max(0.0, total_gib - points[-1][1]) / found.slope
+        if left_s > horizon_s or watched_s < less * LEAK_WATCHED * left_s:
             return None
         evidence = (
-            f"{points[0][1]:.1f} to {points[-1][1]:.1f} of {total:.0f} GiB within "
-            f"{format_duration(round(points[-1][0] - points[0][0]))}, {found.slope * 60:.2g} GiB a minute"
+            f"{points[0][1]:.1f} to {points[-1][1]:.1f} of {total_gib:.0f} GiB within "
+            f"{format_duration(round(watched_s))}, {found.slope * 60:.2g} GiB a minute"
         )
-        metrics = {"gib_per_minute": found.slope * 60, "seconds_to_oom": left_s}
         since_s = points[0][0] if self._leak is None else self._leak[0]
-        return since_s, evidence, metrics
+        return since_s, evidence, {"gib_per_minute": found.slope * 60, "seconds_to_oom": left_s}
 
 
 def _usual_celsius(w: GpuWindow, peers: Iterable[GpuWindow]) -> float | None:

@@ -12,6 +12,9 @@ from areal_sky.core.findings import Finding, Kind, Where
 
 MIN_RANKS = 3  # of two that differ nobody can say which is wrong
 RECENT_S = 15.0  # what is compared is the middle of the latest so many seconds
+SLACK_S = 2.0  # of the times at which the ranks tell of the same step
+SILENT_S = 120.0  # a rank that reports more rarely is not compared
+GPU_SILENT_S = 5.0
 LOOK_S = 3.0
 SUSTAINED = 3  # looks in a row
 SLOWER_FRAC = 0.25  # than the middle of the gang
@@ -85,7 +88,7 @@ class GangWatch:
 
     def _suspects(self, now_s: float) -> Iterator[_Suspect]:
         for name, ranks in self._rates.items():
-            if (slow := _lowest(_recent(ranks, now_s), SLOWER_FRAC)) is not None:
+            if (slow := _lowest(_recent(ranks, now_s, SILENT_S), SLOWER_FRAC)) is not None:
                 rank, value, middle = slow
                 yield _Suspect(
                     rank, "the rank is slower than the others",
@@ -100,12 +103,12 @@ class GangWatch:
                 if middle - fresh[rank] >= BEHIND_STEPS and others - fresh[rank] >= BEHIND_STEPS - 1:
                     evidence = f"{name} {fresh[rank]:g}, the gang is at {middle:g}"
                     yield _Suspect(rank, "the rank is behind the others", evidence)
-        clocks = _recent(self._clocks, now_s)
+        clocks = _recent(self._clocks, now_s, GPU_SILENT_S)
         if (slow := _lowest(clocks, 1 - CLOCK_FRAC)) is not None:
             rank, value, middle = slow
             evidence = f"its GPU runs at {value:.0f} MHz, the gang's at {middle:.0f} MHz"
             yield _Suspect(rank, "the rank's GPU is clocked lower than the others", evidence)
-        yield from self._apart_from_the_gang(_recent(self._loads, now_s))
+        yield from self._apart_from_the_gang(_recent(self._loads, now_s, GPU_SILENT_S))
 
     def _apart_from_the_gang(self, loads: Mapping[int, float]) -> Iterator[_Suspect]:
         """One rank whose load differs from that of all others as it has not done before."""
@@ -136,12 +139,19 @@ def _keep(series: dict[int, deque[tuple[float, float]]], rank: int, t_s: float, 
     points.append((t_s, value))
 
 
-def _recent(series: Mapping[int, deque[tuple[float, float]]], now_s: float) -> dict[int, float]:
-    """The middle of each rank's latest values; the latest alone where it tells rarely."""
+def _recent(
+    series: Mapping[int, deque[tuple[float, float]]], now_s: float, silent_s: float
+) -> dict[int, float]:  # fmt: skip
+    """The middle of each rank's latest values, all up to the time until which every rank has told: what only some have
+    told of yet makes these no different. Ranks that were silent for `silent_s` are left out.
+    """
+    heard = {rank: points for rank, points in series.items() if now_s - points[-1][0] <= silent_s}
+    until_s = min((points[-1][0] for points in heard.values()), default=now_s) + SLACK_S
     found: dict[int, float] = {}
-    for rank, points in series.items():
-        values = [v for t_s, v in points if t_s >= now_s - RECENT_S] or [points[-1][1]]
-        found[rank] = statistics.median(values)
+    for rank, points in heard.items():
+        told = [p for p in points if p[0] <= until_s]
+        if told:
+            found[rank] = statistics.median([v for t_s, v in told if t_s >= told[-1][0] - RECENT_S])
     return found
 
 

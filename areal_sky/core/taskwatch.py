@@ -27,31 +27,32 @@ IDLE_FRAC = 0.15  # of its usual utilization: below that a second is idle
 IDLE_LEAST = 0.02
 STALL_IDLE_S = 6.0  # the shortest silence of its GPUs that is a stall; with the ways there, found within 10 s
 STALL_REPORT_S = 8.0
-PATIENCE = 2.0  # times the longest pause that it has made before
+PATIENCE = 2.0  # times the longest pause that it has made before, less the second that a window may hide
 REPORT_PATIENCE = 2.5
 PAUSES = 50  # that are remembered
 LONGEST_PAUSE_S = 900.0
 KNOWN_REPORTS = 5
 FRESH_S = 5.0  # GPUs that were not heard of for longer are not known to be idle
 
-SLOW_SPAN_S, SLOW_EVERY_S = 900.0, 1.0
+SLOW_SPAN_S, SLOW_EVERY_S = 900.0, 2.0
 SLOW_RECENT_S = 20.0
 SLOW_MIN_POINTS = 20  # of the past
 SLOW_RECENT_POINTS = 5
 SLOW_FRAC = 0.25  # below its usual rate
 SLOW_SIGMAS = 5.0
 SLOW_LOOK_S = 3.0
+SLOW_LEARN_S = 60.0  # how often what is usual is worked out anew
 NEW_NORMAL_S = 600.0  # a lower rate that stays is what is usual from then on
 SERIES = 8  # rates that are followed per task
 
 
 class TaskWatch:
-    """One run of one task. `phase_low` is set while it has said that it leaves its GPUs idle."""
+    """One run of one task."""
 
     def __init__(self, task_id: str):
         self._task_id = task_id
         self.gang = GangWatch(task_id)
-        self.phase_low = False
+        self._phase_low = False
         self._seen_s: float | None = None  # the latest end of a window of its GPUs
         self._busy_s: float | None = None  # of the latest busy one
         self._worked_s = 0.0
@@ -65,6 +66,13 @@ class TaskWatch:
 
     # ------------------------------------------------------------ what is told
 
+    def enter_phase(self, low: bool, now_s: float) -> None:
+        """Whether it has said that it leaves its GPUs idle; what it does then is no pause of its work."""
+        if self._phase_low and not low:
+            self._busy_s = now_s if self._busy_s is not None else None
+            self._progress_s = now_s if self._progress_s is not None else None
+        self._phase_low = low
+
     def see_load(self, utilization: float | None, start_s: float, end_s: float) -> None:
         """A window of one of its GPUs; None: not known, which says nothing."""
         if utilization is None:
@@ -75,7 +83,7 @@ class TaskWatch:
             self._usual_load += (utilization - self._usual_load) / 60.0 if self._worked_s else utilization
             if self._busy_s is None or end_s > self._busy_s:
                 pause_s = 0.0 if self._busy_s is None else start_s - self._busy_s
-                if pause_s > 1.0 and self._worked_s >= LOADED_S and not self.phase_low:
+                if pause_s > 1.0 and self._worked_s >= LOADED_S and not self._phase_low:
                     self._pauses.append(min(pause_s, LONGEST_PAUSE_S))
                 self._worked_s += min(end_s - (self._busy_s or start_s), end_s - start_s)
                 self._busy_s = end_s
@@ -127,9 +135,9 @@ class TaskWatch:
     def _stall(self, where: Where, now_s: float) -> Finding | None:
         idle_s = 0.0
         idle_known = self._seen_s is not None and now_s - self._seen_s <= FRESH_S
-        if idle_known and self._busy_s is not None and self._worked_s >= WORKED_S and not self.phase_low:
+        if idle_known and self._busy_s is not None and self._worked_s >= WORKED_S and not self._phase_low:
             idle_s = (self._seen_s or 0.0) - self._busy_s
-            patience_s = max(STALL_IDLE_S, PATIENCE * max(self._pauses, default=0.0))
+            patience_s = max(STALL_IDLE_S, PATIENCE * max(self._pauses, default=0.0) - 1.0)
             silent = self._progress_s is None or self._progress_s <= self._busy_s + 2.0
             if idle_s > patience_s and silent:
                 longest = f"; its longest pause so far was {_s(max(self._pauses))}" if self._pauses else ""
@@ -141,7 +149,7 @@ class TaskWatch:
         if self._progress_s is None or len(self._intervals) < KNOWN_REPORTS:
             return None
         silent_s = now_s - self._progress_s
-        if silent_s <= max(STALL_REPORT_S, REPORT_PATIENCE * max(self._intervals)) or self.phase_low:
+        if silent_s <= max(STALL_REPORT_S, REPORT_PATIENCE * max(self._intervals)) or self._phase_low:
             return None
         gpus = ""
         if idle_known and self._busy_s is not None:
@@ -182,15 +190,16 @@ class TaskWatch:
 class _Rate:
     """Work per time, in whatever unit."""
 
-    __slots__ = ("_frozen", "_frozen_s", "_look_s", "_series", "_slow", "words")
+    __slots__ = ("_frozen_s", "_learnt_s", "_look_s", "_series", "_slow", "_usual", "words")
 
     def __init__(self, words: str):
         self.words = words
         self._series = Series(SLOW_SPAN_S, SLOW_EVERY_S)
         self._look_s = 0.0
+        self._usual: Usual | None = None
+        self._learnt_s = 0.0
         self._slow: tuple[float, str, dict[str, float]] | None = None
-        self._frozen: Usual | None = None  # what was usual when it became slow
-        self._frozen_s = 0.0
+        self._frozen_s = 0.0  # since when nothing is learnt, as it is slow
 
     def see(self, t_s: float, value: float) -> None:
         self._series.add(t_s, value)
@@ -203,29 +212,28 @@ class _Rate:
         return self._slow
 
     def _compare(self, now_s: float) -> tuple[float, str, dict[str, float]] | None:
-        if self._frozen is not None and now_s - self._frozen_s > NEW_NORMAL_S:
-            self._frozen = None
+        if self._slow is not None and now_s - self._frozen_s > NEW_NORMAL_S:
+            self._usual, self._slow = None, None
             self._series.points.clear()
         recent = self._recent(now_s)
         if len(recent) < SLOW_RECENT_POINTS:
             return self._slow  # too few to tell
-        known = self._frozen
-        if known is None:
-            past = self._series.before(now_s - SLOW_RECENT_S)
-            past = past[: len(past) - max(0, SLOW_RECENT_POINTS - 1)]
-            if len(past) < SLOW_MIN_POINTS:
-                return None
-            known = usual(past)
-        at = usual(recent).median
-        limit = known.median - max(SLOW_FRAC * known.median, SLOW_SIGMAS * known.sigma)
-        if at >= limit:
-            self._frozen = None
+        if self._slow is None and now_s - self._learnt_s >= SLOW_LEARN_S:
+            past = self._series.before(now_s - SLOW_RECENT_S)[: -(SLOW_RECENT_POINTS - 1)]
+            if len(past) >= SLOW_MIN_POINTS:
+                self._usual, self._learnt_s = usual(past), now_s
+        if self._usual is None:
             return None
-        if self._frozen is None:
-            self._frozen, self._frozen_s = known, now_s
+        median, sigma = self._usual
+        at = usual(recent).median
+        limit = median - max(SLOW_FRAC * median, SLOW_SIGMAS * sigma)
+        if at >= limit:
+            return None
+        if self._slow is None:
+            self._frozen_s = now_s
         since_s = self._slow[0] if self._slow is not None else self._fell_s(limit, now_s)
-        evidence = f"{at:.4g} now, usually {known.median:.4g} ± {known.sigma:.2g} ({at / known.median:.0%})"
-        return since_s, evidence, {"now": at, "usual": known.median}
+        evidence = f"{at:.4g} now, usually {median:.4g} ± {sigma:.2g} ({at / median:.0%})"
+        return since_s, evidence, {"now": at, "usual": median}
 
     def _recent(self, now_s: float) -> list[float]:
         """The latest SLOW_RECENT_S, or the latest points where it tells more rarely."""
