@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from areal_sky.core.taskmodel import TaskSpec
@@ -34,6 +34,8 @@ from areal_sky.errors import (
     Unreachable,
 )
 from areal_sky.run.tasks import TaskService
+from areal_sky.run.watch import Watch
+from areal_sky.ui.exposition import EXPOSITION_TYPE, exposition
 
 log = logging.getLogger(__name__)
 _STATUS: dict[type[ArealSkyError], int] = {
@@ -44,6 +46,7 @@ MAX_BODY_BYTES = 2 * 2**20
 MAX_SUBMIT_BYTES = MAX_PAYLOAD_BYTES + MAX_BODY_BYTES
 MAX_BATCH_BYTES = 128 * 2**20  # 100,000 tasks of a kilobyte each
 MAX_TOLD = 50
+MAX_REPORTS = 10_000
 
 Controller = Callable[[float], None]
 
@@ -83,8 +86,9 @@ def create_app(
     cluster: str,
     on_controller: Controller | None = None,
     now: Callable[[], float] = time.time,
+    watch: Watch | None = None,
 ) -> FastAPI:
-    """The ASGI application. `tokens` maps rights to tokens; `hub` is the TelemetryHub or None.
+    """The ASGI application. `tokens` maps rights to tokens; `hub` is the TelemetryHub or None, `watch` finds anomalies.
 
     `on_controller` is called with the lease that a controller's heartbeat asks for.
     """
@@ -159,8 +163,13 @@ def create_app(
         values = raw.get("metrics")
         if not isinstance(values, dict):
             raise InvalidInput("metrics: expected an object of numbers")
-        service.track_metrics(task_id, values)
+        service.track_metrics(task_id, values, None if raw.get("rank") is None else _field(raw, "rank", int))
         return {"ok": True}
+
+    @app.get("/v1/tasks/{task_id}/metrics", dependencies=[read])
+    def reports(task_id: str, request: Request) -> Any:
+        limit = _whole(request.query_params, "limit", 1000) or 1000
+        return {"reports": service.metrics(task_id, max(1, min(limit, MAX_REPORTS)))}
 
     @app.post("/v1/tasks/{task_id}/checkpoint", dependencies=[submit_or_node])
     def checkpoint(task_id: str) -> Any:
@@ -217,7 +226,15 @@ def create_app(
         now_s = now()
         if hub is not None:
             hub.ingest(raw, now_s)
-        return {"lease_s": service.head_env.lease_s, "t_s": now_s}
+        sampling = watch.heard(raw, now_s) if watch is not None and hub is not None else None
+        return {"lease_s": service.head_env.lease_s, "t_s": now_s, "sampling": sampling}
+
+    if watch is not None:
+        watch_routes(app, watch, read, submit_or_node, operate)
+
+    @app.get("/metrics", dependencies=[read])
+    def metrics_page() -> Any:
+        return PlainTextResponse(exposition(cluster, service, hub, watch, now()), media_type=EXPOSITION_TYPE)
 
     @app.post("/v1/controller/heartbeat", dependencies=[operate])
     def controller_heartbeat(raw: Body) -> Any:
@@ -243,6 +260,34 @@ def create_app(
         return _error(500, ArealSkyError.__name__, "the head failed to answer this; its log says why")
 
     return app
+
+
+def watch_routes(app: FastAPI, watch: Watch, read: Any, submit_or_node: Any, operate: Any) -> None:
+    """Alerts: what is wrong, and programs' own."""
+
+    @app.get("/v1/alerts", dependencies=[read])
+    def alerts(request: Request) -> Any:
+        return watch.listed(max(0, min(_whole(request.query_params, "limit", 20) or 0, MAX_REPORTS)))
+
+    @app.post("/v1/alerts", dependencies=[submit_or_node])
+    def trigger(raw: Body) -> Any:
+        metrics = raw.get("metrics") or {}
+        if not isinstance(metrics, dict):
+            raise InvalidInput("metrics: expected an object of numbers")
+        values = {str(k)[:64]: _value(v, f"metrics.{str(k)[:40]}") for k, v in list(metrics.items())[:100]}
+        task_id = raw.get("task_id")
+        return watch.trigger(_field(raw, "message", str), values, task_id if isinstance(task_id, str) else "")
+
+    @app.post("/v1/nodes/{replica}/{index}/uncordon", dependencies=[operate])
+    def uncordon(replica: str, index: int) -> Any:
+        return {"done": watch.uncordon(replica, index)}
+
+
+def _value(value: Any, key: str) -> float:
+    """A number, NaN and infinities included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"{key}: expected a number")
+    return float(value)
 
 
 def _error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:

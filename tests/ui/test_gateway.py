@@ -204,7 +204,7 @@ def test_errors_come_back_as_themselves(head: Head) -> None:
         ("/v1/tasks", b'{"kind": "train", "command": "x", "envs": {"RANK": "1"}}', "set by areal_sky"),
         ("/v1/tasks", b'{"kind": "train", "command": "x", "group": "typo"}', "no group 'typo' (known: w)"),
         ("/v1/tasks/t1/metrics", b'{"metrics": [1]}', "expected an object"),
-        ("/v1/tasks/t1/metrics", b'{"metrics": {"a": "b"}}', "not a finite number"),
+        ("/v1/tasks/t1/metrics", b'{"metrics": {"a": "b"}}', "'a' is not a number"),
         ("/v1/replicas/r/drain", b"{}", "deadline_s: expected a number"),
     ],
 )
