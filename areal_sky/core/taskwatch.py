@@ -32,7 +32,7 @@ REPORT_PATIENCE = 2.5
 PAUSES = 50  # that are remembered
 LONGEST_PAUSE_S = 900.0
 KNOWN_REPORTS = 5
-FRESH_S = 5.0  # GPUs that were not heard of for longer are not known to be idle
+FRESH_S = 10.0  # GPUs that were not heard of for longer are not known to be idle
 
 SLOW_SPAN_S, SLOW_EVERY_S = 900.0, 2.0
 SLOW_RECENT_S = 20.0

@@ -224,10 +224,9 @@ def create_app(
         if raw.get("cluster") not in (None, cluster):
             raise Refused(f"this is the head of cluster {cluster}, not of {str(raw.get('cluster'))[:40]}")
         now_s = now()
-        if hub is not None:
-            hub.ingest(raw, now_s)
+        told = (hub.ingest(raw, now_s) or {}) if hub is not None else {}
         sampling = watch.heard(raw, now_s) if watch is not None and hub is not None else None
-        return {"lease_s": service.head_env.lease_s, "t_s": now_s, "sampling": sampling}
+        return {"lease_s": service.head_env.lease_s, "t_s": now_s, "sampling": sampling, **told}
 
     if watch is not None:
         watch_routes(app, watch, read, submit_or_node, operate)

@@ -151,7 +151,9 @@ def test_a_lost_gpu_and_driver_errors_are_news_at_once() -> None:
     assert heard(validity=Validity.LOST, error="GPU is lost")
     assert not heard(validity=Validity.LOST)
     assert not node.detector.heard("c-w-0", 0, RANKS, [window(node.t_s + 2, 2, ecc_uncorrected=3)])  # since before
-    assert node.detector.heard("c-w-0", 0, RANKS, [window(node.t_s + 3, 2, ecc_uncorrected=4, xid=48)])
+    struck = window(node.t_s + 3, 2, ecc_uncorrected=4, xid=48)
+    assert node.detector.heard("c-w-0", 0, RANKS, [struck])
+    assert not node.detector.heard("c-w-0", 0, RANKS, [struck])  # sent twice
     assert {(f.kind.value, str(f.where)) for f in node.found()} == {("ecc", "c-w-0/0 GPU 2"), ("xid", "c-w-0/0 GPU 2")}
 
 
