@@ -182,7 +182,8 @@ class Limit:
 
 def to_json(alert: Alert) -> dict[str, Any]:
     """As JSON values, with its id and its place in words."""
-    return {**asdict(alert), "alert_id": alert.alert_id, "place": str(alert.where), "active": alert.active}
+    told = {"alert_id": alert.alert_id, "place": str(alert.where), "active": alert.active}
+    return {**asdict(alert), **told, "done": list(alert.done)}
 
 
 def from_json(raw: Mapping[str, Any]) -> Alert:

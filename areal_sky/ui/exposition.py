@@ -74,7 +74,8 @@ def _gpus(nodes: list[dict[str, Any]]) -> Iterator[Family]:
     yield Family("gpu_known", "gauge", "1 where the device tells its load, 0: unknown, stale or lost.", known)
     lost = [(where, float(g["validity"] == "lost")) for where, g in gpus]
     yield Family("gpu_lost", "gauge", "1 where the device fell off the bus or its driver failed.", lost)
-    hot = [(where, float(any("thermal" in r for r in why))) for where, g in gpus if (why := g.get("throttle")) is not None]
+    held = [(where, why) for where, g in gpus if (why := g.get("throttle")) is not None]
+    hot = [(where, float(any("thermal" in reason for reason in why))) for where, why in held]
     yield Family("gpu_thermal_throttled", "gauge", "1 where the device is slowed down for its heat.", hot)
 
 

@@ -1,4 +1,4 @@
-"""Faults scripted into a gang's telemetry are found for what they are, where they are; what is healthy is left alone."""
+"""Faults scripted into a gang's telemetry are found for what and where they are; what is healthy is left alone."""
 
 from __future__ import annotations
 
