@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from areal_sky.adapters.ports import GpuReader
 from areal_sky.core.nodeenv import NodeEnv
 from areal_sky.core.telemetry import GpuSample
-from areal_sky.errors import ArealSkyError
+from areal_sky.errors import ArealSkyError, InvalidInput
 
-__all__ = ["get_gpu_utilization"]
+__all__ = ["get_gpu_utilization", "watch_closely"]
 
 # A pretend GPU's load is measured between two reads; the first call makes both, this far apart.
 FIRST_READ_S = 0.1
@@ -31,8 +32,11 @@ def get_gpu_utilization() -> list[dict[str, Any]]:
     - `memory_allocated`, `memory_cached`: GiB that the PyTorch of this process has in tensors, and has reserved in all;
       None unless this process uses the GPU through PyTorch
     - `memory_used`, `memory_total`: GiB in use by all processes, and built in
-    - `name`, `temperature` (Celsius), `power` (watts)
-    - `validity`: `known`; `unknown` (no utilization is told); `lost` (the GPU does not answer); `error` says why
+    - `name`, `uuid`, `temperature` (Celsius), `power` (watts), `sm_clock`, `memory_clock` (MHz), `throttle` (names of
+      what holds the clocks down), `ecc_uncorrected`, `ecc_corrected` (counts since the driver was loaded), `pcie_rx`,
+      `pcie_tx`, `nvlink` (MiB/s), `xid` (the driver's error number, once), `processes` (pid -> GiB)
+    - `validity`: `known`; `unknown` (no utilization is told); `stale` (the driver does not answer); `lost` (the GPU is
+      gone, or its driver); `error` says why
     - `age`: seconds since it was read
 
     On a node of `infra: local` these are the node's pretend GPUs.
@@ -56,10 +60,37 @@ def get_gpu_utilization() -> list[dict[str, Any]]:
             "power": s.power_watts,
             "validity": s.validity.value,
             "error": s.error,
+            "uuid": s.uuid,
+            "sm_clock": s.sm_clock_mhz,
+            "memory_clock": s.memory_clock_mhz,
+            "throttle": None if s.throttle is None else list(s.throttle),
+            "ecc_uncorrected": s.ecc_uncorrected,
+            "ecc_corrected": s.ecc_corrected,
+            "pcie_rx": s.pcie_rx_mib_s,
+            "pcie_tx": s.pcie_tx_mib_s,
+            "nvlink": s.nvlink_mib_s,
+            "xid": s.xid,
+            "processes": dict(s.processes),
             "age": max(0.0, now_s - s.t_s),
         }
         for s in samples
     ]
+
+
+def watch_closely(on: bool = True) -> None:
+    """From inside a task: let its node read the GPUs as often as for a training task, or no longer.
+
+    Raises InvalidInput outside of a task.
+    """
+    node_dir, task_id = os.environ.get("AREAL_SKY_NODE_DIR"), os.environ.get("AREAL_SKY_TASK_ID")
+    if not node_dir or not task_id:
+        raise InvalidInput("watch_closely: this process is no task of areal_sky")
+    mark = Path(node_dir) / "watched" / task_id
+    if on:
+        mark.parent.mkdir(mode=0o700, exist_ok=True)
+        mark.touch()
+    else:
+        mark.unlink(missing_ok=True)
 
 
 def _read() -> list[GpuSample]:

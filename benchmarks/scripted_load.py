@@ -83,8 +83,8 @@ class Gang:
         changes: list[tuple[float, Change]] = []
         arrives_s = self.t_s + self.phase
         self.detector.run([Run(TASK, 1, self._low_s > 0)], self.t_s)
-        urgent = self.detector.heard("c-main-0", 0, ranks, windows)
-        looks = [arrives_s] if urgent else []
+        self.detector.heard("c-main-0", 0, ranks, windows)
+        looks = [arrives_s] if any(w.validity is Validity.LOST for w in windows) else []
         looks += [self.t_s + LOOK_S * i for i in (1, 2) if self.t_s + LOOK_S * i >= arrives_s or i == 2]
         for look_s in looks[:2]:
             found = [*self.detector.findings(look_s), *self.rules.find(self.detector.devices(), {}, look_s)]

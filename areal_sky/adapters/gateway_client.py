@@ -149,8 +149,9 @@ class GatewayClient:
         """Who held which part of which node, of all holds that were open at or after `since_s` (Unix time)."""
         return usage_from_json(self._call("GET", "/v1/usage", params={"since_s": since_s}))
 
-    def gpus(self, seconds: float = 60) -> dict[str, Any]:
-        return self._call("GET", "/v1/gpus", params={"seconds": seconds})
+    def gpus(self, seconds: float = 60, points: int = 0) -> dict[str, Any]:
+        """Every GPU of every node; `history` is by the second, or in so many `points` over a longer time."""
+        return self._call("GET", "/v1/gpus", params={"seconds": seconds} | ({"points": points} if points else {}))
 
     def drain(self, replica: str, reason: str, deadline_s: float) -> dict[str, Any]:
         """No new work on the replica; what runs there at `deadline_s` (Unix time) is moved."""
@@ -187,7 +188,7 @@ class GatewayClient:
                 return reply.json()
             except ValueError:
                 raise Unreachable(f"what answers at {self.url} is not an areal_sky head") from None
-        raise _error(reply.status_code, reply.content, self.url)
+        raise answer_error(reply.status_code, reply.content, self.url)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -223,7 +224,8 @@ def _part(text: str) -> str:
     return quote(text, safe="") or "-"
 
 
-def _error(status: int, content: bytes, url: str) -> ArealSkyError:
+def answer_error(status: int, content: bytes, url: str) -> ArealSkyError:
+    """What the head said went wrong, as the error that it is here."""
     try:
         raw = json.loads(content)
         name, message = str(raw["error"]), str(raw["message"])

@@ -1,21 +1,29 @@
 """The door to NVIDIA's management library: the only `import pynvml` (package nvidia-ml-py).
 
-A GPU that fails is that GPU's own state and never hides its neighbours; a field that a device does not support is
-None, never 0; a machine without a driver is an ordinary answer, not an error.
+A GPU that fails, or whose driver does not answer in time, is that GPU's own state and never hides its neighbours; a
+field that a device does not support is None, never 0; a machine without a driver is an ordinary answer, not an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from areal_sky.adapters.lanes import Lanes
+from areal_sky.adapters.nvmldevice import EARLY_S, Device, DeviceFields
 from areal_sky.adapters.ports import GpuReader
 from areal_sky.core.telemetry import GpuSample, Validity
 
-GIB = 1024**3
-
-T = TypeVar("T")
+# NVML answers in 0.01 to 1 ms; a call that takes this long is a driver in trouble, or a node short of CPU.
+PATIENCE_S = 0.25
+REPEAT_S = 1.0  # the last sample of a device that does not answer stands in for that long
+XIDS_S = 1.0
+MIG_S = 30.0  # instances are made and removed by an operator, at any time
+MIG_FROM = 64  # instance i of GPU n has the number 64 + 8 n + i: NVML numbers instances per GPU only, 7 at most
+EVENTS = -1  # takes its turn among the devices: asking for events and instances is a call into the driver too
 
 
 def open_reader() -> tuple[GpuReader | None, str]:
@@ -40,81 +48,119 @@ def open_reader() -> tuple[GpuReader | None, str]:
 
 
 class NvmlGpuReader:
-    """Reads devices 0..count-1 of an initialised NVML. Made by `open_reader`; close it once, at the end."""
+    """Reads devices 0..count-1 of an initialised NVML, and their MIG instances. Made by `open_reader`; close it once.
+
+    Used by one thread; calls into the driver are made in others (`Lanes`), so that `read` returns in time.
+    """
 
     def __init__(self, nvml: Any, count: int):
         self._nvml = nvml
-        self._count = count
-        self._handles: dict[int, Any] = {}
-        self._names: dict[int, str] = {}  # a lost device cannot tell its name any more
+        self._fields = DeviceFields(nvml)
+        self._devices = {number: Device(number) for number in range(count)}
+        self._samples: dict[int, GpuSample] = {}
+        self._offset_s = 0.0  # the caller's clock less ours
+        self._lanes = Lanes(self._look, PATIENCE_S)
+        self._instances: frozenset[int] = frozenset()
+        self._mig_s: float | None = None
+        self._events: Any = None
+        self._xids: dict[int, int] = {}
+        self._xids_s = 0.0
 
     def read(self, now_s: float) -> Sequence[GpuSample]:
-        """One sample per device, in device order, whatever state each is in."""
-        return tuple(self._read_device(device, now_s) for device in range(self._count))
+        """One sample per device, in device order, whatever state each is in; `t_s` is when it was read."""
+        self._offset_s = now_s - time.monotonic()
+        if self._instances != frozenset(n for n in self._devices if n >= MIG_FROM):
+            gpus = {n: d for n, d in self._devices.items() if n < MIG_FROM}
+            mig = {n: self._devices.get(n) or Device(n, (n - MIG_FROM) // 8) for n in sorted(self._instances)}
+            self._devices = gpus | mig
+        news = self._lanes.round((*self._devices, EVENTS))
+        news.pop(EVENTS, None)
+        self._samples.update((n, s) for n, s in news.items() if s is not None)
+        return tuple(self._latest(device, now_s) for device in self._devices.values())
 
     def close(self) -> None:
-        _shutdown(self._nvml)
+        if self._lanes.close():
+            _shutdown(self._nvml)
 
-    def _read_device(self, device: int, now_s: float) -> GpuSample:
-        nvml = self._nvml
-        lost = (
-            nvml.NVMLError_GpuIsLost,
-            nvml.NVMLError_ResetRequired,
-            nvml.NVMLError_DriverNotLoaded,
-            nvml.NVMLError_Uninitialized,
-        )
-        silent: list[str] = []  # what this device did not tell, and why
+    def _latest(self, device: Device, now_s: float) -> GpuSample:
+        """The sample of this read, or for a while the last one of a device that does not answer."""
+        number = device.number
+        sample = self._samples.get(number)
+        if sample is not None and sample.t_s >= now_s - REPEAT_S:
+            return replace(sample, xid=self._xids.pop(number)) if number in self._xids else sample
+        t_s = now_s if sample is None else sample.t_s
+        silent_s = max(self._lanes.held_s(number), now_s - t_s)
+        return _blank(device, t_s, Validity.STALE, f"NVML has not answered for {silent_s:.1f} s")
 
-        def ask(what: str, call: Callable[[], T]) -> T | None:
-            try:
-                return call()
-            except lost:
-                raise
-            except nvml.NVMLError as e:
-                silent.append(f"{what}: {e}")
-                return None
+    # ------------------------------------------------------------ in the lanes
 
+    def _look(self, key: int) -> GpuSample | None:
+        now_s = time.monotonic()
+        if key == EVENTS:
+            self._note_xids(now_s)
+            self._find_instances(now_s)
+            return None
+        device, t_s = self._devices[key], now_s + self._offset_s
         try:
-            handle = self._handle(device)
-            rates = ask("utilization", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-            memory = ask("memory", lambda: self._memory(handle))
-            celsius = ask(
-                "temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            )
-            milliwatts = ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        except nvml.NVMLError as e:
-            self._handles.pop(device, None)  # ask anew next time: a reset device may come back
-            name = self._names.get(device, "GPU")
-            validity = Validity.LOST if isinstance(e, lost) else Validity.UNKNOWN
-            return GpuSample(device, now_s, name, None, None, None, None, None, validity, str(e))
-        return GpuSample(
-            device=device,
-            t_s=now_s,
-            name=self._names[device],
-            utilization_frac=None if rates is None else rates.gpu / 100,
-            memory_used_gib=None if memory is None else memory.used / GIB,
-            memory_total_gib=None if memory is None else memory.total / GIB,
-            temperature_celsius=None if celsius is None else float(celsius),
-            power_watts=None if milliwatts is None else milliwatts / 1000,
-            validity=Validity.UNKNOWN if rates is None else Validity.KNOWN,
-            error="; ".join(silent),
-        )
+            if device.handle is None:
+                self._open(device)
+            return self._fields.sample(device, now_s, t_s)
+        except self._nvml.NVMLError as e:
+            self._fields.forget(device)
+            lost = isinstance(e, self._fields.lost)
+            return _blank(device, t_s, Validity.LOST if lost else Validity.UNKNOWN, str(e))
 
-    def _handle(self, device: int) -> Any:
-        if device not in self._handles:
-            handle = self._nvml.nvmlDeviceGetHandleByIndex(device)
-            name = self._nvml.nvmlDeviceGetName(handle)
-            self._names[device] = name.decode() if isinstance(name, bytes) else name  # bytes before 11.5
-            self._handles[device] = handle
-        return self._handles[device]
-
-    def _memory(self, handle: Any) -> Any:
-        """Version 2 leaves the driver's reserve out of `used`, as nvidia-smi does; old drivers have only version 1."""
+    def _open(self, device: Device) -> None:
         nvml = self._nvml
-        try:
-            return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
-            return nvml.nvmlDeviceGetMemoryInfo(handle)
+        if device.parent is None:
+            device.handle = nvml.nvmlDeviceGetHandleByIndex(device.number)
+        else:
+            parent = nvml.nvmlDeviceGetHandleByIndex(device.parent)
+            device.handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, (device.number - MIG_FROM) % 8)
+        device.name = _text(self._fields.ask(device, "name", nvml.nvmlDeviceGetName)) or device.name
+        device.uuid = _text(self._fields.ask(device, "uuid", nvml.nvmlDeviceGetUUID)) or device.uuid
+        if device.parent is None:
+            with contextlib.suppress(nvml.NVMLError):  # there are no event sets everywhere: then no XID is known
+                if self._events is None:
+                    self._events = nvml.nvmlEventSetCreate()
+                nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def _note_xids(self, now_s: float) -> None:
+        """Errors that the driver has logged since the last look. Waits for none."""
+        nvml = self._nvml
+        if self._events is None or now_s - self._xids_s < XIDS_S - EARLY_S:
+            return
+        self._xids_s = now_s
+        with contextlib.suppress(nvml.NVMLError):  # a timeout is the usual answer
+            for _ in range(64):
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                self._xids[nvml.nvmlDeviceGetIndex(event.device)] = int(event.eventData)
+
+    def _find_instances(self, now_s: float) -> None:
+        """Which MIG instances the GPUs are cut into."""
+        nvml = self._nvml
+        if self._mig_s is not None and now_s - self._mig_s < MIG_S:
+            return
+        self._mig_s = now_s
+        found: set[int] = set()
+        for device in list(self._devices.values()):
+            if device.parent is not None or device.handle is None:
+                continue
+            with contextlib.suppress(nvml.NVMLError):
+                mode = self._fields.ask(device, "mig", nvml.nvmlDeviceGetMigMode)
+                for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device.handle) if mode and mode[0] else 0):
+                    with contextlib.suppress(nvml.NVMLError_NotFound):
+                        nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, index)
+                        found.add(MIG_FROM + 8 * device.number + index)
+        self._instances = frozenset(found)
+
+
+def _blank(device: Device, t_s: float, validity: Validity, error: str) -> GpuSample:
+    return GpuSample(device.number, t_s, device.name, None, None, None, None, None, validity, error, device.uuid)
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""  # bytes before 11.5
 
 
 def _shutdown(nvml: Any) -> None:

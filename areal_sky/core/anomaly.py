@@ -61,9 +61,8 @@ class Detector:
                 self._runs[task_id], self._tasks[task_id] = r.attempt, TaskWatch(task_id)
             self._tasks[task_id].enter_phase(r.phase_low, now_s)
 
-    def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Sequence[GpuWindow]) -> bool:
-        """Windows of one node, and who runs there. True for news that cannot wait for the next look."""
-        urgent = False
+    def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Sequence[GpuWindow]) -> None:
+        """Windows of one node, and who runs there. What is sent twice counts once."""
         devices = self._devices.setdefault((replica, index), {})
         for w in windows:
             device = devices.get(w.device)
@@ -78,14 +77,13 @@ class Detector:
             else:
                 self._on.pop(key, None)
             owner = mine[0].task_id if len(mine) == 1 else ""
-            urgent |= device.see(w, f"{owner}.{self._runs.get(owner, 0)}" if owner else "")
+            device.see(w, f"{owner}.{self._runs.get(owner, 0)}" if owner else "")
             for r in mine:
                 task = self._tasks.get(r.task_id)
                 if task is not None:
                     task.see_load(w.utilization_mean, w.start_s, w.end_s)
                     task.gang.places[r.rank] = key
                     task.gang.see_gpu(r.rank, w.end_s, w.utilization_mean, w.sm_clock_mhz)
-        return urgent
 
     def left(self, replica: str, index: int) -> None:
         """The node has said that it leaves."""
@@ -93,10 +91,11 @@ class Detector:
 
     def reported(
         self, task_id: str, attempt: int, values: Mapping[str, float], t_s: float, rank: int | None = None
-    ) -> bool:
-        """Values that a task tells of itself, NaN included. True for news that cannot wait for the next look."""
+    ) -> None:
+        """Values that a task tells of itself, NaN included."""
         task = self._tasks.get(task_id)
-        return task is not None and self._runs[task_id] == attempt and task.see_report(t_s, values, rank)
+        if task is not None and self._runs[task_id] == attempt:
+            task.see_report(t_s, values, rank)
 
     # ------------------------------------------------------------ what follows
 

@@ -66,23 +66,18 @@ class DeviceWatch:
         self._leak: tuple[float, str, dict[str, float]] | None = None
         self._leak_look_s = 0.0
 
-    def see(self, w: GpuWindow, owner: str) -> bool:
-        """Takes a window; `owner` is the one run (task and attempt) on the device, empty where none or several.
-
-        True for news that cannot wait for the next look.
-        """
-        urgent = False
+    def see(self, w: GpuWindow, owner: str) -> None:
+        """Takes a window; `owner` is the one run (task and attempt) on the device, empty where none or several."""
         self.latest = w
         if w.validity is Validity.LOST:
-            if self._lost_s is None:
-                self._lost_s, urgent = w.start_s, True
+            self._lost_s = w.start_s if self._lost_s is None else self._lost_s
         else:
             self._lost_s = None
         if w.xid is not None:
-            self._xid, self._xid_s, urgent = w.xid, w.end_s, True
+            self._xid, self._xid_s = w.xid, w.end_s
         if w.ecc_uncorrected is not None:
             if self._ecc is not None and w.ecc_uncorrected > self._ecc:
-                self._ecc_s, urgent = w.end_s, True
+                self._ecc_s = w.end_s
             self._ecc = w.ecc_uncorrected
         if w.throttle and (hot := [r for r in w.throttle if any(t in r for t in THERMAL)]):
             self._throttled.append((w.end_s, hot[0]))
@@ -93,7 +88,6 @@ class DeviceWatch:
             self._memory.points.clear()
         if owner and w.memory_used_gib is not None and w.end_s - self._owner_s >= LEAK_WARM_S:
             self._memory.add(w.end_s, w.memory_used_gib)
-        return urgent
 
     def suspicious(self) -> bool:
         """Whether it is worth to ask for findings: False for the healthy, which are nearly all, at little cost."""

@@ -88,13 +88,12 @@ class TaskWatch:
                 self._worked_s += min(end_s - (self._busy_s or start_s), end_s - start_s)
                 self._busy_s = end_s
 
-    def see_report(self, t_s: float, values: Mapping[str, float], rank: int | None = None) -> bool:
-        """Values that it tells of itself, NaN and infinities included. True for news that cannot wait."""
-        urgent = moved = False
+    def see_report(self, t_s: float, values: Mapping[str, float], rank: int | None = None) -> None:
+        """Values that it tells of itself, NaN and infinities included."""
+        moved = False
         for name, value in values.items():
             if not math.isfinite(value):
-                if name not in self._broken:
-                    self._broken[name], urgent = (t_s, value), True
+                self._broken.setdefault(name, (t_s, value))
                 continue
             self._broken.pop(name, None)
             if _COUNTER.search(name):
@@ -110,7 +109,6 @@ class TaskWatch:
             if self._progress_s is not None and t_s > self._progress_s:
                 self._intervals.append(min(t_s - self._progress_s, LONGEST_PAUSE_S))
             self._progress_s = t_s
-        return urgent
 
     # ------------------------------------------------------------ what follows
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 # A window tells the load only if at least this share of its samples came and were known. Half: a sampler that was
 # starved for a moment still counts, a window with one lucky read out of ten does not.
@@ -52,6 +52,9 @@ class GpuSample:
     nvlink_mib_s: float | None = None  # both ways, all links
     xid: int | None = None  # the driver's error number, only in the first sample after it came
     processes: tuple[tuple[int, float], ...] = ()  # (pid, GiB)
+    # The driver's own measurements of utilization since the read before: (its clock in s, 0..1). Empty: no new one,
+    # `utilization_frac` is the last one again; or this driver does not tell when it measured.
+    measured: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,17 @@ class GpuWindow:
     processes: tuple[tuple[int, float], ...] = ()
 
 
+class Load(Protocol):
+    """What of a window tells a load: a GpuWindow, or less."""
+
+    @property
+    def end_s(self) -> float: ...
+    @property
+    def utilization_mean(self) -> float | None: ...
+    @property
+    def validity(self) -> Validity: ...
+
+
 class LoadReading(NamedTuple):
     """Mean utilization (0..1) of a set of GPUs, and how far to trust it.
 
@@ -105,20 +119,23 @@ class LoadReading(NamedTuple):
 def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected: int) -> GpuWindow:
     """Summarise the samples of ONE device taken in (start_s, end_s]; `expected` is how many were due.
 
-    LOST when the last read found the device lost, UNKNOWN when fewer than half of the due reads told a utilization
-    (N/A is left out of every mean, never counted as 0), else KNOWN. Raises ValueError on no samples, or on those of
-    two devices.
+    LOST when the last read found the device lost, STALE when the driver has not answered it lately, UNKNOWN when fewer
+    than half of the due reads told a utilization (N/A is left out of every mean, never counted as 0), else KNOWN.
+    A measurement of the driver counts once, however many reads saw it.
+    Raises ValueError on no samples, or on those of two devices.
     """
     if not samples:
         raise ValueError("a window needs at least one sample")
     last = samples[-1]
     if any(s.device != last.device for s in samples):
         raise ValueError("samples of two devices in one window")
-    loads = sorted(s.utilization_frac for s in samples if s.utilization_frac is not None)
-    valid_frac = min(1.0, len(loads) / max(1, expected))
-    if last.validity is Validity.LOST:
-        validity = Validity.LOST
-    elif loads and valid_frac >= MIN_VALID_FRAC:
+    told = [s for s in samples if s.utilization_frac is not None]
+    valid_frac = min(1.0, len(told) / max(1, expected))
+    measured = sorted(dict(m for s in samples for m in s.measured).values())
+    loads = measured or sorted(s.utilization_frac for s in told if s.utilization_frac is not None)
+    if last.validity in (Validity.LOST, Validity.STALE):
+        validity = last.validity
+    elif told and valid_frac >= MIN_VALID_FRAC:
         validity = Validity.KNOWN
     else:
         validity = Validity.UNKNOWN
@@ -137,7 +154,7 @@ def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected:
         power_watts=_mean_of(s.power_watts for s in samples),
         valid_frac=valid_frac,
         validity=validity,
-        error=last.error or ("" if known else _why_unknown(samples, len(loads), expected)),
+        error=last.error or ("" if known else _why_unknown(samples, len(told), expected)),
         uuid=last.uuid,
         sm_clock_mhz=_mean_of(s.sm_clock_mhz for s in samples),
         memory_clock_mhz=_mean_of(s.memory_clock_mhz for s in samples),
@@ -161,7 +178,7 @@ def windows(
 
 
 def replica_load(
-    devices: Sequence[Sequence[GpuWindow]], now_s: float, stale_after_s: float = STALE_AFTER_S
+    devices: Sequence[Sequence[Load]], now_s: float, stale_after_s: float = STALE_AFTER_S
 ) -> LoadReading:
     """The load of a replica from the recent windows (oldest first) of each of its GPUs.
 
@@ -184,12 +201,12 @@ def replica_load(
     return LoadReading(_mean([m for m in means if m is not None]), Validity.KNOWN, age_s)
 
 
-def freshness(latest: GpuWindow, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
+def freshness(latest: Load, now_s: float, stale_after_s: float = STALE_AFTER_S) -> Validity:
     """How far a device's latest window can be trusted at `now_s`: too old is STALE whatever it said."""
     return Validity.STALE if now_s - latest.end_s > stale_after_s else latest.validity
 
 
-def _recent_mean(device: Sequence[GpuWindow], now_s: float) -> float | None:
+def _recent_mean(device: Sequence[Load], now_s: float) -> float | None:
     recent = [w for w in device if now_s - w.end_s <= LOAD_OVER_S] or [device[-1]]
     return _mean([w.utilization_mean for w in recent if w.utilization_mean is not None])
 

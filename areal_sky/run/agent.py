@@ -1,10 +1,12 @@
 """The agent of a node: samples its GPUs, makes 1 s windows of them, ships these to the head. No Ray in it.
 
 `step` and `heartbeat_body` hold the logic and take the time as an argument; `run` is the loop around them.
+How often to read is `core/sampling.py`; the head says how often to post, and a window with bad news is posted at once.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -12,24 +14,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from areal_sky.adapters.ports import GpuReader
-from areal_sky.adapters.simulated_gpus import RunningRank, SimulatedGpuReader, running_ranks
+from areal_sky.adapters.simulated_gpus import RunningRank, SimulatedGpuReader, marks, running_ranks
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
-from areal_sky.core.telemetry import GpuSample, GpuWindow, windows
+from areal_sky.core.sampling import MAX_BEAT_S, SamplingContext, choose_sampling
+from areal_sky.core.telemetry import GpuSample, GpuWindow, Validity, windows
+from areal_sky.core.windowcodec import FIELDS, to_row
 from areal_sky.errors import ArealSkyError
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 1.0
 HEARTBEAT_S = 1.0
-CRITICAL_KINDS = frozenset({"train"})  # a stall of these wastes the whole gang, so they are watched closely
+BAD = (Validity.LOST, Validity.STALE)
 BUFFER_S = 300  # windows kept while the head does not answer
-WINDOWS_PER_POST = 1000  # about 300 kB: catching up after an outage must not be one huge request
+WINDOWS_PER_POST = 1000  # about 200 kB: catching up after an outage must not be one huge request
 
 Post = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -45,20 +48,19 @@ def open_node_reader(env: NodeEnv) -> tuple[GpuReader | None, str]:
 
 def connect(env: NodeEnv, token: str, raylet_alive: Callable[[], bool] = lambda: True) -> Agent:
     """The agent of this node, posting to the gateway of its head with the node token."""
-    from areal_sky.adapters.gateway_client import GatewayClient
+    from areal_sky.adapters.headpost import HeadPost
 
     reader, why_not = open_node_reader(env)
     if why_not:
         log.warning("no GPU telemetry: %s", why_not)
-    client = GatewayClient(f"http://{env.head_ip}:{env.gateway_port}", token)
-    return Agent(env, reader, client.heartbeat, no_reader_reason=why_not, raylet_alive=raylet_alive)
+    head = HeadPost(env.head_ip, env.gateway_port, token)
+    return Agent(env, reader, head.heartbeat, no_reader_reason=why_not, raylet_alive=raylet_alive)
 
 
 class Agent:
-    """Samples on a drift-free schedule: at `env.critical_interval_s` while a train task runs on the node, else at
-    `env.normal_interval_s`. Each window has one rate, chosen when it starts.
+    """Samples on a drift-free schedule. Each window has one rate, chosen when it starts (`choose_sampling`).
 
-    `post` sends a heartbeat and returns the head's answer (`GatewayClient.heartbeat`); it may raise ArealSkyError.
+    `post` sends a heartbeat and returns the head's answer (`HeadPost.heartbeat`); it may raise ArealSkyError.
     `no_reader_reason` says why `reader` is None. `raylet_alive` is asked at each heartbeat.
     `wall` is Unix time, `monotonic` measures the lease: a corrected clock must not end a machine.
     """
@@ -88,11 +90,16 @@ class Agent:
         self._samples: list[GpuSample] = []
         self._window_start_s: float | None = None
         self._next_s = 0.0
+        self._bad: frozenset[int] = frozenset()  # devices that were lost or silent when last read
+        self._ordered: str | None = None
 
         self._lock = threading.Lock()
         self._unsent: deque[GpuWindow] = deque(maxlen=BUFFER_S * max(1, self._expected_gpus or 8))
         self._running: tuple[RunningRank, ...] = ()
+        self._dropped = 0  # windows that fell out of the full buffer unsent
+        self._urgent = threading.Event()
 
+        self.beat_s = HEARTBEAT_S
         self.lease_s = env.lease_s
         self.last_ok_s: float | None = None
         self.last_error = ""
@@ -117,20 +124,37 @@ class Agent:
             return ()
         if now_s < self._next_s - 1e-6:
             return ()
-        self._samples.extend(self._read(now_s))
+        news = self._read(now_s)
+        self._samples.extend(news)
         late = math.floor((now_s - self._next_s) / self._interval_s + 1e-6)  # samples that were slept through
         due_s = self._next_s + late * self._interval_s
         self._next_s = due_s + self._interval_s
-        if self._next_s <= self._window_start_s + WINDOW_S + 1e-6:
+        bad = frozenset(s.device for s in news if s.validity in BAD)
+        struck = bad - self._bad or any(s.xid is not None for s in news)
+        self._bad = bad
+        if struck:  # the head should know now, not when the window would end
+            self._urgent.set()
+        elif self._next_s <= self._window_start_s + WINDOW_S + 1e-6:
             return ()
-        return self._close_window(max(self._window_start_s + WINDOW_S, due_s))
+        return self._close_window(due_s if struck else max(self._window_start_s + WINDOW_S, due_s))
 
     def _open_window(self, start_s: float) -> None:
         self._window_start_s = start_s
         self._samples = []
         running = running_ranks(self._node_dir)
-        critical = any(r.kind in CRITICAL_KINDS for r in running)
-        self._interval_s = self._env.critical_interval_s if critical else self._env.normal_interval_s
+        marked = marks(self._node_dir)
+        env = self._env
+        context = SamplingContext(
+            kinds=tuple(r.kind for r in running),
+            marked=tuple(r.task_id for r in running if r.task_id in marked),
+            ordered=self._ordered,
+            critical_interval_s=env.critical_interval_s,
+            normal_interval_s=env.normal_interval_s,
+        )
+        decision = choose_sampling(context)
+        if decision.interval_s != self._interval_s:
+            log.info("GPUs are read every %g s: %s", decision.interval_s, decision.reason)
+        self._interval_s = decision.interval_s
         self._next_s = start_s + self._interval_s
         with self._lock:
             self._running = running
@@ -140,6 +164,7 @@ class Agent:
         expected = max(1, round((end_s - start_s) / self._interval_s))
         ready = windows(self._samples, start_s, end_s, expected)
         with self._lock:
+            self._dropped += max(0, len(self._unsent) + len(ready) - (self._unsent.maxlen or 0))
             self._unsent.extend(ready)
         self._open_window(end_s)
         return ready
@@ -172,7 +197,7 @@ class Agent:
         """
         with self._lock:
             unsent = [w for _, w in zip(range(WINDOWS_PER_POST), self._unsent, strict=False)]
-            running = self._running
+            running, dropped = self._running, self._dropped
         return {
             "cluster": self._env.cluster,
             "group": self._env.group,
@@ -187,7 +212,9 @@ class Agent:
             "running": [
                 {"task_id": r.task_id, "rank": r.rank, "kind": r.kind, "gpus": list(r.gpus)} for r in running
             ],
-            "windows": [asdict(w) for w in unsent],
+            "dropped": dropped,
+            "fields": FIELDS,
+            "windows": [to_row(w) for w in unsent],
             "leaving": leaving,
         }
 
@@ -207,18 +234,22 @@ class Agent:
         lease_s = answer.get("lease_s")
         if isinstance(lease_s, int | float) and lease_s > 0:
             self.lease_s = float(lease_s)
-        self._forget_sent(body["windows"])
+        beat_s = answer.get("beat_s")
+        if isinstance(beat_s, int | float):
+            self.beat_s = min(MAX_BEAT_S, max(HEARTBEAT_S, float(beat_s)))
+        ordered = answer.get("sampling")
+        self._ordered = ordered if isinstance(ordered, str) else None
+        self._forget_sent(len(body["windows"]), body["dropped"])
         return True
 
     def lease_left_s(self) -> float:
         """Seconds until this node must end itself, since no head has answered; negative when overdue."""
         return self.lease_s - (self._monotonic() - self._last_ok_monotonic)
 
-    def _forget_sent(self, sent: list[dict[str, Any]]) -> None:
-        keys = {(w["device"], w["end_s"]) for w in sent}
+    def _forget_sent(self, sent: int, dropped_before: int) -> None:
         with self._lock:
-            # The oldest may have fallen out of the full buffer while we posted, so match them, do not count them.
-            while self._unsent and (self._unsent[0].device, self._unsent[0].end_s) in keys:
+            # The oldest may have fallen out of the full buffer while we posted.
+            for _ in range(min(len(self._unsent), max(0, sent - (self._dropped - dropped_before)))):
                 self._unsent.popleft()
 
     # ------------------------------------------------------------ the loop
@@ -227,6 +258,7 @@ class Agent:
         """Sample in this thread and post in another, so that a slow head delays no sample. Returns after `stop`."""
         poster = threading.Thread(target=self._post_until, args=(stop,), name="agent-heartbeat", daemon=True)
         poster.start()
+        gc.freeze()  # what is loaded by now stays: looking through it again and again would be half of our work
         try:
             while not stop.is_set():
                 now_s = self._wall()
@@ -235,6 +267,7 @@ class Agent:
                 stop.wait(min(1.0, max(0.001, self._next_s - self._wall())))
         finally:
             stop.set()
+            self._urgent.set()
             poster.join(timeout=2.0)
             if self._reader is not None:
                 self._reader.close()
@@ -247,9 +280,15 @@ class Agent:
             except Exception:  # a broken answer must not silence the node for ever
                 log.exception("heartbeat failed")
             now = self._monotonic()
-            due = due + HEARTBEAT_S if due + HEARTBEAT_S > now else now + HEARTBEAT_S
-            stop.wait(due - now)
+            every_s = self.beat_s if not self._backlog() else HEARTBEAT_S
+            due = due + every_s if due + every_s > now else now + every_s
+            self._urgent.wait(due - now)
+            self._urgent.clear()
         try:
             self.beat(self._wall(), leaving=True)
         except Exception:
             log.debug("could not say goodbye", exc_info=True)
+
+    def _backlog(self) -> bool:
+        with self._lock:
+            return len(self._unsent) > WINDOWS_PER_POST

@@ -1,4 +1,5 @@
-"""The head's memory of GPU telemetry: an hour of 1 s windows per GPU, fed by the nodes' heartbeats.
+"""The head's memory of GPU telemetry, fed by the nodes' heartbeats: two minutes of 1 s windows per GPU at hand, an
+hour of them and a week of minutes on disk (`adapters/windowstore.py`).
 
 Times are kept on the head's clock: a heartbeat says what its node's clock showed when it left, so a node whose clock
 is wrong is neither stale nor from the future.
@@ -10,17 +11,22 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from areal_sky.adapters.windowstore import WindowStore
+from areal_sky.core.gpuseries import Point, Series, in_slots, per_second
 from areal_sky.core.nodeenv import DEFAULT_LEASE_S, GroupShape
+from areal_sky.core.sampling import beat_every_s
 from areal_sky.core.telemetry import STALE_AFTER_S, GpuWindow, LoadReading, Validity, freshness, replica_load
+from areal_sky.core.windowcodec import FIELDS, MAX_DEVICES, Row, from_row, rows_of
+from areal_sky.core.windowpack import pack
 from areal_sky.errors import InvalidInput
 
-KEEP_WINDOWS = 3600  # per GPU: an hour, about 1 MB
+KEEP_WINDOWS = 120  # per GPU, at hand
+BLOCK_S = 60.0  # what goes to disk at once
 KEEP_PEAKS = 10_000  # tasks whose memory is remembered
-ALIVE_S = 15.0  # heartbeats come each second; one that is this late is no hiccup
-MAX_GPUS_PER_NODE = 256
+ALIVE_S = 15.0  # heartbeats come each second, of a thousand nodes each fifth; one that is this late is no hiccup
 
 NodeKey = tuple[str, int]  # replica, index
 
@@ -34,12 +40,17 @@ class _NodeRecord:
     raylet_alive: bool = False
     telemetry_error: str = ""
     running: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    # device -> the node's own end time of a window -> that window on the head's clock, oldest first
-    rings: dict[int, dict[float, GpuWindow]] = field(default_factory=dict[int, dict[float, GpuWindow]])
+    dropped: int = 0
+    sent_s: float = 0.0  # by the node's clock, as `seen`: when the newest window of each device ended
+    seen: dict[int, float] = field(default_factory=dict[int, float])
+    series: dict[int, Series] = field(default_factory=dict[int, Series])
+    latest: dict[int, tuple[Row, float]] = field(default_factory=dict[int, tuple[Row, float]])  # and its shift
+    block: list[bytes] = field(default_factory=list[bytes])  # packed windows that are not on disk
+    block_s: tuple[float, float] = (0.0, 0.0)
 
 
 class TelemetryHub:
-    """Takes heartbeats, answers questions; safe to use from many threads. Nothing here survives the process.
+    """Takes heartbeats, answers questions; safe to use from many threads. Only what is in `store` survives the process.
 
     `groups` says how many nodes a replica must have, so that a node never heard of makes its replica's load unknown.
     A node silent for longer than `lease_s` has ended itself, so it is forgotten.
@@ -51,53 +62,58 @@ class TelemetryHub:
         *,
         lease_s: float = DEFAULT_LEASE_S,
         stale_after_s: float = STALE_AFTER_S,
+        store: WindowStore | None = None,
     ):
         self._nodes_per_replica = {g.name: g.nodes_per_replica for g in groups}
         self._lease_s = lease_s
         self._stale_after_s = stale_after_s
+        self._store = store
         self._lock = threading.Lock()
         self._nodes: dict[NodeKey, _NodeRecord] = {}
         self._ending: set[str] = set()
         self._peaks: OrderedDict[str, tuple[float, float]] = OrderedDict()  # task -> (GiB of its fullest GPU, when)
 
-    def ingest(self, heartbeat: Mapping[str, Any], now_s: float) -> None:
-        """Take one heartbeat (the body of POST /v1/nodes/heartbeat). A repeated window is kept once.
+    def ingest(self, heartbeat: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+        """Take one heartbeat (the body of POST /v1/nodes/heartbeat); what the node should do, as part of the answer.
 
-        Raises InvalidInput when it cannot be understood; nothing of it is kept then.
+        A repeated window is kept once. Raises InvalidInput when it cannot be understood; nothing of it is kept then.
         """
         try:
             key = (_text(heartbeat["replica"]), int(heartbeat["index"]))
             group = _text(heartbeat["group"])
             sent_s = float(heartbeat["t_s"])
-            news = [_window(w) for w in heartbeat.get("windows", ())]
+            rows = rows_of(heartbeat)
             gpus = int(heartbeat.get("gpus", 0))
+            dropped = int(heartbeat.get("dropped", 0))
             interval_s = float(heartbeat.get("interval_s", 1.0))
             running = [_running(r) for r in heartbeat.get("running", ())]
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
             raise InvalidInput(f"the heartbeat is damaged: {type(e).__name__}: {e}") from None
         if not math.isfinite(sent_s):
             raise InvalidInput("the heartbeat is damaged: `t_s` is not a time")
         with self._lock:
             if heartbeat.get("leaving"):
-                self._nodes.pop(key, None)
-                return
+                if (node := self._nodes.pop(key, None)) is not None:
+                    self._put_away(key, node)
+                return {}
             if key not in self._nodes:
                 self._ending.discard(key[0])  # a new replica of an old name
             node = self._nodes.setdefault(key, _NodeRecord(group))
             node.group = group
-            node.gpus = min(gpus, MAX_GPUS_PER_NODE)
+            node.gpus = min(gpus, MAX_DEVICES)
             node.interval_s = interval_s
             node.heard_s = now_s
             node.raylet_alive = bool(heartbeat.get("raylet_alive"))
             node.telemetry_error = str(heartbeat.get("telemetry_error") or "")
             node.running = running
-            for w in news:
-                ring = node.rings.setdefault(w.device, {})
-                if w.end_s not in ring:
-                    ring[w.end_s] = replace(w, start_s=w.start_s - sent_s + now_s, end_s=w.end_s - sent_s + now_s)
-                    self._note_peaks(running, w, now_s)
-                    if len(ring) > KEEP_WINDOWS:
-                        del ring[next(iter(ring))]
+            node.dropped = dropped
+            if sent_s < node.sent_s:  # its clock was set back
+                node.seen.clear()
+            node.sent_s = sent_s
+            owners = _owners(running)
+            for row in rows:
+                self._take(key, node, row, now_s - sent_s, owners, now_s)
+            return {"beat_s": beat_every_s(len(self._nodes))}
 
     def forget(self, replica: str) -> None:
         """Drop all nodes of a replica that is no more."""
@@ -130,24 +146,73 @@ class TelemetryHub:
             gib, seen_s = self._peaks.pop(task_id, (0.0, 0.0))
         return gib if gib > 0 and seen_s >= since_s else None
 
-    def gpus(self, seconds: float, now_s: float) -> dict[str, Any]:
-        """The body of GET /v1/gpus: every GPU's latest window and `history`, its mean utilization per second over the
-        last `seconds` (oldest first, None where nothing is known). Each GPU has `validity`, `age_s` and `error`;
-        a GPU that its node should have and that was never reported is listed as unknown.
+    def gpus(self, seconds: float, now_s: float, points: int = 0) -> dict[str, Any]:
+        """The body of GET /v1/gpus: every GPU's latest window and `history`, its mean utilization over the last
+        `seconds` (oldest first, None where nothing is known): one value per second of the last two minutes, or with
+        `points` that many values over up to a week. Each GPU has `validity`, `age_s` and `error`; a GPU that its node
+        should have and that was never reported is listed as unknown.
         """
         with self._lock:
             self._expire(now_s)
-            nodes = [self._node_body(key, node, seconds, now_s) for key, node in sorted(self._nodes.items())]
+            records = sorted(self._nodes.items())
+            nodes = [self._node_body(key, node, seconds, now_s) for key, node in records]
+            recent = {key: {d: s.since(0.0) for d, s in node.series.items()} for key, node in records} if points else {}
+        for body in nodes if points else ():
+            key = (body["replica"], body["index"])
+            for gpu in body["gpus"]:
+                gpu["history"] = in_slots(
+                    self._past(key, gpu["device"], recent[key].get(gpu["device"], []), now_s - seconds, now_s),
+                    points, now_s - seconds, now_s,
+                )  # fmt: skip
         return {"t_s": now_s, "seconds": seconds, "nodes": nodes}
+
+    def close(self) -> None:
+        """Write what is not on disk, and close the store."""
+        with self._lock:
+            for key, node in self._nodes.items():
+                self._put_away(key, node)
+        if self._store is not None:
+            self._store.close()
+
+    def _past(self, key: NodeKey, device: int, recent: list[Point], since_s: float, now_s: float) -> list[Point]:
+        until_s = recent[0].start_s if recent else now_s
+        kept = self._store.read(*key, since_s, until_s) if self._store is not None else []
+        old = [Point(k.start_s, k.end_s, k.utilization_mean) for k in kept if k.device == device]
+        return old + recent
 
     # ------------------------------------------------------------ inside, the lock held
 
-    def _note_peaks(self, running: Sequence[Mapping[str, Any]], w: GpuWindow, now_s: float) -> None:
-        """Of a GPU that several tasks share nobody knows whose the memory is."""
-        mine = [r["task_id"] for r in running if w.device in r["gpus"]]
-        if len(mine) != 1 or w.memory_used_gib is None:
+    def _take(
+        self, key: NodeKey, node: _NodeRecord, row: Row, shift_s: float, owners: Mapping[int, str], now_s: float
+    ) -> None:
+        device, end_s = row[0], row[_END]
+        if end_s <= node.seen.get(device, -math.inf):
+            return  # sent twice, since our answer was lost
+        node.seen[device] = end_s
+        start_s, end_s, mean = row[_START] + shift_s, end_s + shift_s, row[_MEAN]
+        series = node.series.get(device)
+        if series is None:
+            series = node.series[device] = Series(KEEP_WINDOWS)
+        series.add(start_s, end_s, mean)
+        node.latest[device] = (row, shift_s)
+        if device in owners and row[_USED] is not None:
+            self._note_peak(owners[device], row[_USED], now_s)
+        if self._store is None:
             return
-        self._peaks[mine[0]] = (max(w.memory_used_gib, self._peaks.pop(mine[0], (0.0, 0.0))[0]), now_s)
+        if node.block and not 0 <= end_s - node.block_s[0] < BLOCK_S:
+            self._put_away(key, node)
+        base_s = node.block_s[0] if node.block else start_s
+        node.block_s = (base_s, end_s)
+        values = (mean, row[_P95], row[_MAX], row[_USED], row[_TOTAL], row[_CELSIUS], row[_WATTS], row[_SM_MHZ])
+        node.block.append(pack(base_s, device, start_s, end_s, row[_VALID], row[_VALIDITY], values))
+
+    def _put_away(self, key: NodeKey, node: _NodeRecord) -> None:
+        if self._store is not None and node.block:
+            self._store.put(*key, *node.block_s, b"".join(node.block))
+        node.block = []
+
+    def _note_peak(self, task_id: str, gib: float, now_s: float) -> None:
+        self._peaks[task_id] = (max(gib, self._peaks.pop(task_id, (0.0, 0.0))[0]), now_s)
         while len(self._peaks) > KEEP_PEAKS:
             self._peaks.popitem(last=False)
 
@@ -155,13 +220,17 @@ class TelemetryHub:
         for key, node in list(self._nodes.items()):
             patience_s = ALIVE_S if key[0] in self._ending else self._lease_s
             if now_s - node.heard_s > patience_s:
-                del self._nodes[key]
+                self._put_away(key, self._nodes.pop(key))
 
     def _load(self, nodes: list[_NodeRecord], now_s: float) -> LoadReading:
-        devices: list[list[GpuWindow]] = []
+        devices: list[list[Point]] = []
         for node in nodes:
             for device in _devices(node):
-                devices.append(_since(node.rings.get(device, {}), now_s - self._stale_after_s))
+                series, latest = node.series.get(device), node.latest.get(device)
+                points = series.since(now_s - self._stale_after_s) if series is not None else []
+                if points and latest is not None:  # a lost device is no unknown one
+                    points[-1] = Point(*points[-1][:3], Validity(latest[0][_VALIDITY]))
+                devices.append(points)
         if len(nodes) < self._nodes_per_replica.get(nodes[0].group, len(nodes)):
             devices.append([])  # a node that was never heard of
         return replica_load(devices, now_s, self._stale_after_s)
@@ -177,17 +246,18 @@ class TelemetryHub:
             "interval_s": node.interval_s,
             "raylet_alive": node.raylet_alive,
             "telemetry_error": node.telemetry_error,
+            "dropped_windows": node.dropped,
             "running": node.running,
             "gpus": [self._gpu_body(node, device, seconds, now_s) for device in _devices(node)],
         }
 
     def _gpu_body(self, node: _NodeRecord, device: int, seconds: float, now_s: float) -> dict[str, Any]:
-        ring = node.rings.get(device, {})
-        latest = next(reversed(ring.values()), None)
+        series = node.series.get(device)
+        latest = _window_of(node, device)
         body: dict[str, Any] = {
             "device": device,
             "tasks": sorted({r["task_id"] for r in node.running if device in r["gpus"]}),
-            "history": _history(_since(ring, now_s - seconds), seconds, now_s),
+            "history": per_second(series.since(now_s - seconds) if series is not None else (), seconds, now_s),
         }
         if latest is None:
             error = node.telemetry_error or "its node has not reported this GPU"
@@ -207,69 +277,41 @@ class TelemetryHub:
             "temperature_celsius": latest.temperature_celsius,
             "power_watts": latest.power_watts,
             "valid_frac": latest.valid_frac,
+            **{f: getattr(latest, f) for f in _MORE},
         }
 
 
+_MORE = FIELDS[FIELDS.index("uuid") :]
 _TOLD = (
     "age_s", "utilization", "utilization_p95", "utilization_max", "memory_used_gib", "memory_total_gib",
-    "temperature_celsius", "power_watts", "valid_frac",
+    "temperature_celsius", "power_watts", "valid_frac", *_MORE,
+)  # fmt: skip
+_START, _END, _MEAN, _P95, _MAX, _USED, _TOTAL, _CELSIUS, _WATTS, _VALID, _VALIDITY, _SM_MHZ = (
+    FIELDS.index(f) for f in ("start_s", "end_s", "utilization_mean", "utilization_p95", "utilization_max",
+    "memory_used_gib", "memory_total_gib", "temperature_celsius", "power_watts", "valid_frac", "validity",
+    "sm_clock_mhz")
 )  # fmt: skip
 
 
 def _devices(node: _NodeRecord) -> list[int]:
     """Devices that the node reported, and those that it should have reported."""
-    return sorted(set(range(node.gpus)) | set(node.rings))
+    return sorted(set(range(node.gpus)) | set(node.series))
 
 
-def _since(ring: dict[float, GpuWindow], from_s: float) -> list[GpuWindow]:
-    """Windows that ended after `from_s`, oldest first; the latest one in any case."""
-    recent: list[GpuWindow] = []
-    for w in reversed(ring.values()):
-        if recent and w.end_s <= from_s:
-            break
-        recent.append(w)
-    return recent[::-1]
+def _window_of(node: _NodeRecord, device: int) -> GpuWindow | None:
+    told = node.latest.get(device)
+    return None if told is None else from_row(*told)
 
 
-def _history(recent: Sequence[GpuWindow], seconds: float, now_s: float) -> list[float | None]:
-    """One value per second, oldest first: that of the window over the middle of the second."""
-    slots: list[float | None] = [None] * max(0, int(seconds))
-    for w in recent:
-        # A little wider than the window, since heartbeats' travel times shift neighbours apart by some milliseconds.
-        first = max(0, math.ceil(now_s - w.end_s - 0.55))
-        last = min(len(slots) - 1, math.floor(now_s - w.start_s - 0.45))
-        for age in range(first, last + 1):
-            slots[-1 - age] = w.utilization_mean
-    return slots
-
-
-def _window(raw: Mapping[str, Any]) -> GpuWindow:
-    device = int(raw["device"])
-    if not 0 <= device < MAX_GPUS_PER_NODE:
-        raise ValueError(f"device {device}")
-    start_s, end_s = float(raw["start_s"]), float(raw["end_s"])
-    if not (math.isfinite(start_s) and math.isfinite(end_s)):
-        raise ValueError("a window's time is not a number")
-    validity = Validity(raw["validity"])
-    known = validity is Validity.KNOWN
-    if known and _number(raw["utilization_mean"]) is None:
-        validity, known = Validity.UNKNOWN, False
-    return GpuWindow(
-        device=device,
-        name=str(raw["name"]),
-        start_s=start_s,
-        end_s=end_s,
-        utilization_mean=_number(raw["utilization_mean"]) if known else None,
-        utilization_p95=_number(raw["utilization_p95"]) if known else None,
-        utilization_max=_number(raw["utilization_max"]) if known else None,
-        memory_used_gib=_number(raw["memory_used_gib"]),
-        memory_total_gib=_number(raw["memory_total_gib"]),
-        temperature_celsius=_number(raw["temperature_celsius"]),
-        power_watts=_number(raw["power_watts"]),
-        valid_frac=float(raw["valid_frac"]),
-        validity=validity,
-        error=str(raw.get("error") or ""),
-    )
+def _owners(running: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Device -> the one task that has it. Of a GPU that several tasks share nobody knows whose the memory is."""
+    owners: dict[int, str] = {}
+    shared: set[int] = set()
+    for r in running:
+        for device in r["gpus"]:
+            if owners.setdefault(device, r["task_id"]) != r["task_id"]:
+                shared.add(device)
+    return {d: t for d, t in owners.items() if d not in shared}
 
 
 def _running(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,13 +321,6 @@ def _running(raw: Mapping[str, Any]) -> dict[str, Any]:
         "kind": str(raw.get("kind") or ""),
         "gpus": [int(g) for g in raw["gpus"]],
     }
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """The head's watch: telemetry and reports in, alerts out, and what is done about them.
 
-It is told of heartbeats and reports by the gateway's threads, and looks in a thread of its own: twice a second, and at
-once when something comes that cannot wait. No call here waits for a task, a node or anybody who is told.
+Heartbeats and reports are put down by the gateway's threads, which may not wait, and taken up by a thread of its own,
+which looks twice a second, and at once when a GPU is lost or something else cannot wait.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal_sky.adapters.notices import Notices
 from areal_sky.core.alertrules import RuleWatch
@@ -21,7 +20,8 @@ from areal_sky.core.alerts import HEALING, Alert, AlertBook, Change, Limit, acti
 from areal_sky.core.anomaly import Detector, RankOn
 from areal_sky.core.findings import Finding, Kind, Where
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.telemetry import Validity
+from areal_sky.core.windowcodec import windows_of
 from areal_sky.errors import ArealSkyError, InvalidInput, StateError
 from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.tasks import TaskService
@@ -35,7 +35,18 @@ NOTICES = (30, 600.0)  # at most so many people-facing notices within so many se
 REQUEUES = (3, 86400.0, 600.0)  # of one task: at most 3 a day, 10 minutes apart
 SAMPLING_S = 600.0  # how long a node is sampled faster or slower for an alert
 DRAIN_S = 60.0
+INBOX = 50_000  # heartbeats and reports that wait to be looked at; older ones are dropped
 NodeKey = tuple[str, int]
+
+
+class Report(NamedTuple):
+    """What a task, or one rank of it, has told of itself."""
+
+    task_id: str
+    attempt: int
+    values: Mapping[str, float]
+    t_s: float
+    rank: int | None
 
 
 class Watch:
@@ -53,7 +64,8 @@ class Watch:
         self._service, self._store, self._clock, self._notices = service, store, clock, notices
         self._specs = env.alerts
         self._lock = threading.Lock()
-        self._detector = Detector()
+        self._inbox: deque[tuple[Mapping[str, Any] | Report, float]] = deque(maxlen=INBOX)
+        self._detector = Detector()  # used by the looking thread alone, as are the rules
         self._rules = RuleWatch(env.alerts)
         self._book = AlertBook(store.latest(), clock())
         self._manual: dict[Where | tuple[Where, str], tuple[Finding, float]] = {}
@@ -72,27 +84,19 @@ class Watch:
 
     def heard(self, heartbeat: Mapping[str, Any], now_s: float) -> str | None:
         """A heartbeat that the hub has taken. The sampling that the node shall go over to: fast, slow or None."""
-        key = (str(heartbeat["replica"]), int(heartbeat["index"]))
-        with self._lock:
-            if heartbeat.get("leaving"):
-                self._detector.left(*key)
-                return None
-            ranks = [RankOn(r["task_id"], int(r["rank"]), tuple(r["gpus"])) for r in heartbeat.get("running", ())]
-            if self._detector.heard(*key, ranks, windows_of(heartbeat, now_s)):
-                self._urgent.set()
-            wanted, until_s = self._sampling.get(key, (None, 0.0))
-            if wanted is not None and now_s > until_s:
-                del self._sampling[key]
-                wanted = None
-            return wanted
+        self._inbox.append((heartbeat, now_s))
+        if any(Validity.LOST in (w.values() if isinstance(w, dict) else w) for w in heartbeat.get("windows", ())):
+            self._urgent.set()
+        wanted, until_s = self._sampling.get((heartbeat["replica"], heartbeat["index"]), (None, 0.0))
+        return wanted if now_s <= until_s else None
 
     def reported(
         self, task_id: str, attempt: int, values: Mapping[str, float], t_s: float, rank: int | None = None
     ) -> None:
         """Values that a task tells of itself."""
-        with self._lock:
-            if self._detector.reported(task_id, attempt, values, t_s, rank):
-                self._urgent.set()
+        self._inbox.append((Report(task_id, attempt, values, t_s, rank), t_s))
+        if not all(map(math.isfinite, values.values())):
+            self._urgent.set()
 
     def trigger(self, message: str, metrics: Mapping[str, float], task_id: str = "") -> dict[str, Any]:
         """An alert that a program raises; the same words at the same place are the same alert, active for MANUAL_S.
@@ -158,22 +162,38 @@ class Watch:
         """Finds what is wrong now, and does what is to be done about it. Raises StateError."""
         now_s = self._clock()
         running = self._service.running()
+        self._nodes_of = {r.run.task_id: r.nodes for r in running}
+        found = self._find(running, now_s)
         with self._lock:
-            self._nodes_of = {r.run.task_id: r.nodes for r in running}
-            changes = self._book.update(self._find(running, now_s), now_s)
+            changes = self._book.update(found, now_s)
         self._follow(changes, now_s)
         return changes
 
     def _find(self, running: list[Running], now_s: float) -> list[Finding]:
         self._detector.run([r.run for r in running], now_s)
-        self._manual = {k: v for k, v in self._manual.items() if now_s <= v[1]}
+        while self._inbox:
+            self._take(*self._inbox.popleft())
+        with self._lock:
+            self._manual = {k: v for k, v in self._manual.items() if now_s <= v[1]}
+            manual = [f for f, _ in self._manual.values()]
+            self._sampling = {k: v for k, v in self._sampling.items() if now_s <= v[1]}
         metrics = {r.run.task_id: r.metrics for r in running}
-        found = [
+        return [
             *self._rules.allowed(self._detector.findings(now_s), now_s),
             *self._rules.find(self._detector.devices(), metrics, now_s),
-            *(f for f, _ in self._manual.values()),
+            *manual,
         ]
-        return found
+
+    def _take(self, news: Mapping[str, Any] | Report, now_s: float) -> None:
+        if isinstance(news, Report):
+            self._detector.reported(news.task_id, news.attempt, news.values, news.t_s, news.rank)
+            return
+        key = (str(news["replica"]), int(news["index"]))
+        if news.get("leaving"):
+            self._detector.left(*key)
+            return
+        ranks = [RankOn(r["task_id"], int(r["rank"]), tuple(r["gpus"])) for r in news.get("running", ())]
+        self._detector.heard(*key, ranks, windows_of(news, now_s))
 
     # ------------------------------------------------------------ what is done
 
@@ -261,19 +281,3 @@ class Watch:
                 except ArealSkyError as e:
                     done.append(str(e))
         return done
-
-
-_FIELDS = frozenset(f.name for f in fields(GpuWindow)) - {"start_s", "end_s", "validity", "throttle", "processes"}
-
-
-def windows_of(heartbeat: Mapping[str, Any], now_s: float) -> list[GpuWindow]:
-    """The windows of a heartbeat that the hub has found sound, on the head's clock."""
-    shift_s = now_s - float(heartbeat["t_s"])
-    return [
-        GpuWindow(
-            **{k: v for k, v in w.items() if k in _FIELDS},
-            start_s=w["start_s"] + shift_s, end_s=w["end_s"] + shift_s, validity=Validity(w["validity"]),
-            throttle=None if w.get("throttle") is None else tuple(w["throttle"]),
-        )
-        for w in heartbeat.get("windows", ())
-    ]  # fmt: skip

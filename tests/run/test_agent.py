@@ -26,13 +26,18 @@ class Reader:
     """One GPU whose load is what the test last said; notes when it was read."""
 
     def __init__(self, gpus: int = 1):
-        self.gpus, self.load, self.times, self.error = gpus, 0.5, [], None
+        self.gpus, self.load, self.times, self.error, self.lost, self.xid = gpus, 0.5, [], None, set(), None
 
     def read(self, now_s):
         self.times.append(now_s)
         if self.error:
             raise self.error
-        return [GpuSample(i, now_s, "H100", self.load, 1.0, 80.0, 50.0, 100.0) for i in range(self.gpus)]
+        return [
+            GpuSample(i, now_s, "H100", None, None, None, None, None, Validity.LOST, "GPU is lost")
+            if i in self.lost
+            else GpuSample(i, now_s, "H100", self.load, 1.0, 80.0, 50.0, 100.0, xid=self.xid)
+            for i in range(self.gpus)
+        ]
 
     def close(self):
         pass
@@ -42,16 +47,16 @@ class Head:
     """Takes heartbeats, or does not answer."""
 
     def __init__(self):
-        self.up, self.bodies, self.lease_s = True, [], 600.0
+        self.up, self.bodies, self.lease_s, self.orders = True, [], 600.0, {}
 
     def __call__(self, body):
         if not self.up:
             raise Unreachable("no answer from the head")
         self.bodies.append(json.loads(json.dumps(body)))  # what is sent must be JSON
-        return {"lease_s": self.lease_s, "t_s": 0.0}
+        return {"lease_s": self.lease_s, "t_s": 0.0} | self.orders
 
     def windows(self):
-        return [w for b in self.bodies for w in b["windows"]]
+        return [dict(zip(b["fields"], w, strict=True)) for b in self.bodies for w in b["windows"]]
 
 
 class Ticks:
@@ -112,6 +117,76 @@ def test_the_rate_follows_the_tasks_at_the_next_window(env, tmp_path):
     assert agent.interval_s == 1.0
 
 
+def test_a_task_that_asks_is_watched_closely_and_the_heads_wish_goes_first(env, tmp_path):
+    head, reader = Head(), Reader()
+    agent = Agent(env, reader, head)
+    train(tmp_path, kind="eval")
+    (tmp_path / "watched").mkdir()
+    (tmp_path / "watched" / "t1").touch()
+    (tmp_path / "watched" / "t9").touch()  # it ran here once
+    drive(agent, 1)
+    assert agent.interval_s == 0.1
+    head.orders = {"sampling": "slow"}
+    agent.beat(START_S + 1)
+    drive(agent, 1, START_S + 1.01)
+    assert agent.interval_s == 1.0
+    head.orders, _ = {"sampling": "fast"}, (tmp_path / "watched" / "t1").unlink()
+    agent.beat(START_S + 2)
+    drive(agent, 1, START_S + 2.02)
+    assert agent.interval_s == 0.1
+    head.orders = {}
+    agent.beat(START_S + 3)
+    drive(agent, 1, START_S + 3.03)
+    assert agent.interval_s == 1.0
+
+
+def test_a_gpu_that_is_lost_ends_its_window_at_once(env, tmp_path):
+    train(tmp_path)
+    reader = Reader(gpus=2)
+    agent = Agent(env, reader, Head())
+    assert drive(agent, 0.35) == []
+    reader.lost = {1}
+    first = drive(agent, 0.1, START_S + 0.36)
+    assert [(w.device, w.validity, w.end_s - START_S) for w in first] == [
+        (0, Validity.KNOWN, pytest.approx(0.4)), (1, Validity.LOST, pytest.approx(0.4)),
+    ]  # fmt: skip
+    assert len(drive(agent, 1.05, START_S + 0.47)) == 2  # told once: the next window is a whole one
+    reader.xid = 79
+    assert [w.xid for w in drive(agent, 0.1, START_S + 1.53)] == [79, None]
+
+
+def test_the_head_says_how_often_to_post_within_reason(env):
+    head = Head()
+    agent = Agent(env, Reader(), head)
+    for told, expected in ((4.0, 4.0), (3600.0, 5.0), (0.0, 1.0), ("x", 1.0)):
+        head.orders = {"beat_s": told}
+        agent.beat(START_S)
+        assert agent.beat_s == expected
+
+
+def test_bad_news_is_posted_at_once(env, tmp_path):
+    train(tmp_path)
+    head, reader, stop = Head(), Reader(), threading.Event()
+    head.orders = {"beat_s": 5.0}
+    thread = threading.Thread(target=Agent(env, reader, head).run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: head.bodies)
+        reader.lost = {0}
+        until(lambda: any(w["validity"] == "lost" for w in head.windows()), patience_s=4.0)  # before the next beat
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+    assert not thread.is_alive() and head.bodies[-1]["leaving"]
+
+
+def until(happened, patience_s: float = 10.0) -> None:
+    end = time.monotonic() + patience_s
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_the_schedule_does_not_drift_when_steps_are_late(env, tmp_path):
     train(tmp_path)
     reader = Reader()
@@ -170,6 +245,7 @@ def test_a_long_outage_keeps_the_latest_windows_and_catches_up_in_parts(env, mon
         agent.beat(START_S + 200)
     assert [len(b["windows"]) for b in head.bodies] == [20, 20, 10, 0]
     assert [w["end_s"] - START_S for w in head.windows()] == list(range(151, 201))
+    assert head.bodies[-1]["dropped"] == 150  # a gap that is known to be one
 
 
 def test_a_heartbeat_says_who_where_and_what_runs(env, tmp_path):
@@ -177,11 +253,12 @@ def test_a_heartbeat_says_who_where_and_what_runs(env, tmp_path):
     agent = Agent(env, Reader(), Head(), raylet_alive=lambda: False)
     drive(agent, 1)
     body = agent.heartbeat_body(START_S + 1)
-    windows = body.pop("windows")
+    windows = [dict(zip(body.pop("fields"), w, strict=True)) for w in body.pop("windows")]
     assert body == {
         "cluster": "c", "group": "rollout", "replica": "c-rollout-0", "index": 1, "t_s": START_S + 1,
         "pid": os.getpid(), "raylet_alive": False, "gpus": 1, "interval_s": 0.1, "telemetry_error": "",
         "running": [{"task_id": "t1", "rank": 0, "kind": "train", "gpus": [0]}], "leaving": False,
+        "dropped": 0,
     }  # fmt: skip
     assert windows[0]["validity"] == "known"
 
@@ -249,7 +326,7 @@ def test_the_loop_samples_posts_and_says_goodbye(tmp_path):
     finally:
         spin.kill()
         spin.wait()
-    assert 4 <= len(head.bodies) <= 6
+    assert 4 <= len(head.bodies) <= 7
     assert [b["leaving"] for b in head.bodies] == [False] * (len(head.bodies) - 1) + [True]
     windows = head.windows()
     assert len(windows) >= 2

@@ -75,6 +75,7 @@ def _serve(head: Head) -> int:
 
     from areal_sky.adapters.notices import Notices
     from areal_sky.adapters.raycluster import RayClusterAdapter
+    from areal_sky.adapters.windowstore import WindowStore
     from areal_sky.run.alertstore import AlertStore
     from areal_sky.run.clock import SystemClock
     from areal_sky.run.hub import TelemetryHub
@@ -87,7 +88,8 @@ def _serve(head: Head) -> int:
     stop = threading.Event()
     stop_on_signals(stop)
     journal = Journal(head.state_dir / "journal.db")
-    hub = TelemetryHub(head.env.groups, lease_s=head.env.lease_s)
+    store = WindowStore(head.state_dir / "windows.db")
+    hub = TelemetryHub(head.env.groups, lease_s=head.env.lease_s, store=store)
 
     def connect() -> TaskService:
         ray = RayClusterAdapter(head.ray_address, head.tokens.get("ray", ""), Runner, runner_arguments, head.ray_tmp)
@@ -105,7 +107,10 @@ def _serve(head: Head) -> int:
         head.announce()
         return service
 
-    return head.loop(connect, stop)
+    try:
+        return head.loop(connect, stop)
+    finally:
+        hub.close()
 
 
 def _served(server: Any, sockets: list[socket.socket], stop: threading.Event) -> Callable[[], None]:

@@ -1,0 +1,86 @@
+"""Windows in 23 bytes each, as the head keeps them on disk, and a minute of them in one.
+
+Numbers are half floats (three digits, 0 to 65504), not a number where nothing is known; times count in 10 ms from the
+start of their block.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from areal_sky.core.telemetry import Validity
+
+_RECORD = struct.Struct("<BBHHB8e")
+_CODES = {v.value: i for i, v in enumerate(Validity)}
+_VALUES = tuple(Validity)
+_TICK_S = 0.01
+_NAN = math.nan
+
+
+class Kept(NamedTuple):
+    """A window as it was kept. Means, peaks and units as in `GpuWindow`."""
+
+    device: int
+    start_s: float
+    end_s: float
+    valid_frac: float
+    validity: Validity
+    utilization_mean: float | None
+    utilization_p95: float | None
+    utilization_max: float | None
+    memory_used_gib: float | None
+    memory_total_gib: float | None
+    temperature_celsius: float | None
+    power_watts: float | None
+    sm_clock_mhz: float | None
+
+
+def pack(
+    base_s: float, device: int, start_s: float, end_s: float, valid_frac: float, validity: str,
+    values: tuple[float | None, ...],
+) -> bytes:  # fmt: skip
+    """`values` are those of `Kept` from `utilization_mean` on. Times beyond 11 minutes from `base_s` are cut there."""
+    end = min(65535, max(0, round((end_s - base_s) / _TICK_S)))
+    length = min(65535, max(0, round((end_s - start_s) / _TICK_S)))
+    numbers = [_NAN if v is None else v if -65504 < v < 65504 else math.copysign(65504, v) for v in values]
+    return _RECORD.pack(device, _CODES[validity], end, length, min(255, max(0, round(valid_frac * 255))), *numbers)
+
+
+def unpack(base_s: float, data: bytes) -> Iterator[Kept]:
+    """The windows of a block, in the order in which they were kept."""
+    for device, code, end, length, valid, *numbers in _RECORD.iter_unpack(data):
+        end_s = base_s + end * _TICK_S
+        values = (None if n != n else n for n in numbers)
+        yield Kept(device, end_s - length * _TICK_S, end_s, valid / 255, _VALUES[code], *values)
+
+
+def rolled_up(base_s: float, data: bytes) -> bytes:
+    """A block with one window per device: means of means, peaks of peaks, KNOWN if half of the time was known."""
+    by_device: dict[int, list[tuple[float, ...]]] = {}
+    for record in _RECORD.iter_unpack(data):
+        by_device.setdefault(record[0], []).append(record)
+    known_code = _CODES["known"]
+    packed: list[bytes] = []
+    for device, records in sorted(by_device.items()):
+        columns = [[r[i] for r in records if r[i] == r[i]] for i in range(5, 13)]
+        ends = [r[2] for r in records]
+        first = min(r[2] - r[3] for r in records)
+        known = sum(1 for r in records if r[1] == known_code)
+        code = known_code if 2 * known >= len(records) else int(records[-1][1])
+        if code == known_code and 2 * known < len(records):
+            code = _CODES["unknown"]
+        mean, p95, top, used, total, celsius, watts, mhz = columns
+        numbers = (
+            _mean(mean), max(p95, default=_NAN), max(top, default=_NAN), max(used, default=_NAN),
+            max(total, default=_NAN), max(celsius, default=_NAN), _mean(watts), _mean(mhz),
+        )  # fmt: skip
+        valid = round(sum(r[4] for r in records) / len(records))
+        packed.append(_RECORD.pack(device, code, max(ends), max(0, int(max(ends) - first)), valid, *numbers))
+    return b"".join(packed)
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else _NAN
