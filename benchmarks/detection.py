@@ -1,6 +1,7 @@
 """How soon and how surely faults are found: scripted faults in a gang's telemetry, and hours in which nothing is wrong.
 
-Time is made up, so this takes none of its own. Each kind of fault strikes SEEDS gangs that differ in the length of
+Time is made up, so this takes none of its own, but for the lost GPU, which is timed through a real agent, HTTP and the
+head (benchmarks/lost_gpu.py; read every 100 ms as where a task trains; `lost_gpu_1hz` as elsewhere). Each kind of fault strikes SEEDS gangs that differ in the length of
 their steps and in every random draw. `recall`: faults that were found, for what they are and where they are, within
 LATEST_S. `precision`: alerts that told of the fault or of what follows from it (`CONSEQUENCES`), beside all that were
 raised in all trials and in the healthy hours. `*_s` are the worst of all gangs, from the fault to the alert; a slow
@@ -14,6 +15,7 @@ from copy import copy
 from typing import Any, NamedTuple
 
 from areal_sky.core.findings import Kind, Where
+from benchmarks import lost_gpu
 from benchmarks.scripted_load import TASK, Gang, Load, run
 
 SEEDS = 5
@@ -21,6 +23,7 @@ HEALTHY_HOURS = 5
 STEP_S = (1.0, 2.0, 4.0, 8.0, 20.0)
 LEARN_S = 700  # of healthy work before the fault
 LATEST_S = 600
+LOST_TIMES = 4
 
 
 class Fault(NamedTuple):
@@ -80,6 +83,8 @@ def measure() -> dict[str, Any]:
         name: max((t.found_s for (n, _), t in trials.items() if n == name and t.found_s is not None), default=None)
         for name in FAULTS
     }
+    worst["lost_gpu"] = max(lost_gpu.seconds(0.1, times=LOST_TIMES))
+    worst["lost_gpu_1hz"] = max(lost_gpu.seconds(1.0, times=LOST_TIMES))
     stragglers = [trials["straggler", seed].found_s for seed, step_s in enumerate(STEP_S) if step_s <= 8]
     return {
         "precision": right / max(1, right + wrong),

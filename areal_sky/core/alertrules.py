@@ -56,7 +56,10 @@ class RuleWatch:
             for where, w in devices:
                 if now_s - w.end_s <= FRESH_S:
                     for rule in self._on_gpus:
-                        found += self._look(rule, where, gpu_value(rule.metric, w), w.end_s, now_s)
+                        value = gpu_value(rule.metric, w)
+                        # Nearly always there is nothing to it, and nothing to remember either.
+                        if self._holds or (value is not None and _OPS[rule.op or ">"](value, rule.threshold)):
+                            found += self._look(rule, where, value, w.end_s, now_s)
         for task_id, values in tasks.items() if self._on_tasks else ():
             for rule in self._on_tasks:
                 found += self._look(rule, Where(task_id), values.get(rule.metric), now_s, now_s)

@@ -38,12 +38,42 @@ class RankOn(NamedTuple):
     gpus: tuple[int, ...]
 
 
+class _Node:
+    """What was heard of a node. Who runs there changes rarely, and so what follows from it is kept."""
+
+    __slots__ = ("by_device", "devices", "heard_s", "key", "ranks", "where")
+
+    def __init__(self, replica: str, index: int):
+        self.key = (replica, index)
+        self.devices: dict[int, DeviceWatch] = {}
+        self.heard_s = 0.0
+        self.ranks: Sequence[RankOn] = ()
+        self.by_device: dict[int, list[RankOn]] = {}
+        self.where: dict[int, Where] = {}
+
+    def run(self, ranks: Sequence[RankOn]) -> None:
+        if ranks == self.ranks:
+            return
+        self.ranks, self.by_device, self.where = ranks, {}, {}
+        for r in ranks:
+            for gpu in r.gpus:
+                self.by_device.setdefault(gpu, []).append(r)
+
+    def place(self, device: int) -> Where:
+        where = self.where.get(device)
+        if where is None:
+            tasks = tuple(sorted({r.task_id for r in self.by_device.get(device, ())}))
+            where = self.where[device] = Where("", None, *self.key, device, tasks)
+        return where
+
+
 class Detector:
     """Told of windows, reports and runs as they come; `findings` says what is wrong now."""
 
     def __init__(self) -> None:
-        self._devices: dict[tuple[str, int], dict[int, DeviceWatch]] = {}
-        self._on: dict[DeviceKey, tuple[str, ...]] = {}  # tasks of each device
+        self._nodes: dict[tuple[str, int], _Node] = {}
+        self._suspects: dict[DeviceKey, DeviceWatch] = {}  # the healthy, nearly all, are not looked at again
+        self._forgot_s = 0.0
         self._runs: dict[str, int] = {}
         self._tasks: dict[str, TaskWatch] = {}
 
@@ -63,21 +93,23 @@ class Detector:
 
     def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Sequence[GpuWindow]) -> None:
         """Windows of one node, and who runs there. What is sent twice counts once."""
-        devices = self._devices.setdefault((replica, index), {})
+        node = self._nodes.get((replica, index))
+        if node is None:
+            node = self._nodes[replica, index] = _Node(replica, index)
+        node.run(ranks)
         for w in windows:
-            device = devices.get(w.device)
+            device = node.devices.get(w.device)
             if device is None:
-                device = devices[w.device] = DeviceWatch()
+                device = node.devices[w.device] = DeviceWatch()
             elif device.latest is not None and w.end_s <= device.latest.end_s + SAME_S:
                 continue  # sent twice, since our answer was lost
-            mine = [r for r in ranks if w.device in r.gpus]
-            key = (replica, index, w.device)
-            if mine:
-                self._on[key] = tuple(sorted({r.task_id for r in mine}))
-            else:
-                self._on.pop(key, None)
+            node.heard_s = w.end_s
+            mine = node.by_device.get(w.device, ())
             owner = mine[0].task_id if len(mine) == 1 else ""
             device.see(w, f"{owner}.{self._runs.get(owner, 0)}" if owner else "")
+            key = (replica, index, w.device)
+            if device.suspicious():
+                self._suspects[key] = device
             for r in mine:
                 task = self._tasks.get(r.task_id)
                 if task is not None:
@@ -103,23 +135,20 @@ class Detector:
         """Everything that is wrong now."""
         found: list[Finding] = []
         leaks: dict[str, Finding] = {}
-        for node, devices in list(self._devices.items()):
-            latest = [d.latest for d in devices.values() if d.latest is not None]
-            if all(now_s - w.end_s > FORGET_S for w in latest):
-                self._forget(node)
-                continue
-            for number, device in devices.items():
-                if not device.suspicious():
+        self._forget_silent(now_s)
+        for key, device in list(self._suspects.items()):
+            node = self._nodes[key[:2]]
+            where = node.place(key[2])
+            peers = [d.latest for n, d in node.devices.items() if n != key[2] and d.latest is not None]
+            for f in device.findings(where, peers, now_s):
+                if f.kind is not Kind.MEMORY_LEAK:
+                    found.append(f)
                     continue
-                where = self._where(node, number)
-                peers = [w for w in latest if w.device != number]
-                for f in device.findings(where, peers, now_s):
-                    if f.kind is not Kind.MEMORY_LEAK:
-                        found.append(f)
-                        continue
-                    task_id = where.tasks[0] if where.tasks else ""
-                    if task_id not in leaks or _left_s(f) < _left_s(leaks[task_id]):
-                        leaks[task_id] = f
+                task_id = where.tasks[0] if where.tasks else ""
+                if task_id not in leaks or _left_s(f) < _left_s(leaks[task_id]):
+                    leaks[task_id] = f
+            if not device.suspicious():
+                del self._suspects[key]
         # The GPUs of a gang leak alike: the one that is full first speaks for all.
         for task_id, f in leaks.items():
             found.append(replace(f, where=Where(task_id), evidence=f"{f.where}: {f.evidence}"))
@@ -129,17 +158,21 @@ class Detector:
 
     def devices(self) -> Iterator[tuple[Where, GpuWindow]]:
         """The latest window of every device."""
-        for node, devices in self._devices.items():
-            for number, device in devices.items():
+        for node in self._nodes.values():
+            for number, device in node.devices.items():
                 if device.latest is not None:
-                    yield self._where(node, number), device.latest
+                    yield node.place(number), device.latest
 
-    def _where(self, node: tuple[str, int], device: int) -> Where:
-        return Where("", None, *node, device, self._on.get((*node, device), ()))
+    def _forget_silent(self, now_s: float) -> None:
+        if now_s - self._forgot_s > FORGET_S / 10:
+            self._forgot_s = now_s
+            for key in [k for k, n in self._nodes.items() if now_s - n.heard_s > FORGET_S]:
+                self._forget(key)
 
-    def _forget(self, node: tuple[str, int]) -> None:
-        for device in self._devices.pop(node, {}):
-            self._on.pop((*node, device), None)
+    def _forget(self, key: tuple[str, int]) -> None:
+        node = self._nodes.pop(key, None)
+        for device in node.devices if node is not None else ():
+            self._suspects.pop((*key, device), None)
 
 
 def _left_s(leak: Finding) -> float:
