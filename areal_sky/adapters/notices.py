@@ -89,7 +89,7 @@ class Notices:
     def _start(self, command: str, notice: Mapping[str, Any]) -> str:
         try:
             done = subprocess.run(
-                ["/bin/sh", "-c", command], input=json.dumps(notice).encode(), timeout=COMMAND_S, check=False,
+                ["/bin/sh", "-c", command], input=json.dumps(notice).encode() + b"\n", timeout=COMMAND_S, check=False,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as e:

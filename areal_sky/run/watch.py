@@ -69,7 +69,7 @@ class Watch:
         self._rules = RuleWatch(env.alerts)
         self._book = AlertBook(store.latest(), clock())
         self._manual: dict[Where | tuple[Where, str], tuple[Finding, float]] = {}
-        self._sampling: dict[NodeKey, tuple[str, float]] = {}
+        self._sampling: dict[object, tuple[str, float]] = {}  # by node (replica, index)
         self._nodes_of: dict[str, tuple[NodeKey, ...]] = {}
         self._notice_limit = Limit(*NOTICES)
         self._requeue_limit = Limit(*REQUEUES)
@@ -87,7 +87,7 @@ class Watch:
         self._inbox.append((heartbeat, now_s))
         if any(Validity.LOST in (w.values() if isinstance(w, dict) else w) for w in heartbeat.get("windows", ())):
             self._urgent.set()
-        wanted, until_s = self._sampling.get((heartbeat["replica"], heartbeat["index"]), (None, 0.0))
+        wanted, until_s = self._sampling.get((heartbeat.get("replica"), heartbeat.get("index")), (None, 0.0))
         return wanted if now_s <= until_s else None
 
     def reported(
@@ -172,7 +172,11 @@ class Watch:
     def _find(self, running: list[Running], now_s: float) -> list[Finding]:
         self._detector.run([r.run for r in running], now_s)
         while self._inbox:
-            self._take(*self._inbox.popleft())
+            news, at_s = self._inbox.popleft()
+            try:
+                self._take(news, at_s)
+            except (KeyError, TypeError, ValueError) as e:  # of a hub that does not check
+                log.warning("a heartbeat that cannot be read: %r", e)
         with self._lock:
             self._manual = {k: v for k, v in self._manual.items() if now_s <= v[1]}
             manual = [f for f, _ in self._manual.values()]
