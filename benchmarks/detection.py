@@ -1,11 +1,12 @@
 """How soon and how surely faults are found: scripted faults in a gang's telemetry, and hours in which nothing is wrong.
 
 Time is made up, so this takes none of its own, but for the lost GPU, which is timed through a real agent, HTTP and the
-head (benchmarks/lost_gpu.py; read every 100 ms as where a task trains; `lost_gpu_1hz` as elsewhere). Each kind of fault strikes SEEDS gangs that differ in the length of
-their steps and in every random draw. `recall`: faults that were found, for what they are and where they are, within
-LATEST_S. `precision`: alerts that told of the fault or of what follows from it (`CONSEQUENCES`), beside all that were
-raised in all trials and in the healthy hours. `*_s` are the worst of all gangs, from the fault to the alert; a slow
-rank shows at the end of a step at the earliest, so `straggler_s` is of gangs with steps of at most 8 s.
+head (benchmarks/lost_gpu.py; read every 100 ms as where a task trains; `lost_gpu_1hz` as elsewhere). Each kind of fault
+strikes SEEDS gangs that differ in the length of their steps and in every random draw. `recall`: faults that were found,
+for what they are and where they are, within LATEST_S. `precision`: alerts that told of the fault or of what follows
+from it (`CONSEQUENCES`), beside all that were raised in all trials and in the healthy hours. `*_s` are the worst of all
+gangs, from the fault to the alert; a slow rank shows at the end of a step at the earliest, so `straggler_s` is of gangs
+with steps of at most 8 s.
 """
 
 from __future__ import annotations

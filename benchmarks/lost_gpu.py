@@ -1,5 +1,5 @@
-"""From a GPU that is lost to the alert, through all that lies between: an agent that reads the device in its own thread,
-its heartbeat over HTTP, the head's gateway, hub and watch. In real time; the device and Ray are stand-ins.
+"""From a GPU that is lost to the alert, through all that lies between: an agent, its heartbeats over HTTP, the
+head's gateway, hub and watch. In real time; the device and Ray are stand-ins.
 """
 
 from __future__ import annotations
