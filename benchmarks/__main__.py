@@ -27,6 +27,8 @@ BENCHMARKS = {
     "placement": "GPUs left over when the Alibaba cluster is full: ours, best fit, fragmentation gradient descent",
     "detection": "how soon and how surely scripted faults are found, and what is raised where nothing is wrong",
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
+    "telemetry_overhead": "what the node's agent costs with 8 GPUs at 10 Hz, beside nvitop and gpustat",
+    "head_ingest": "what the head spends on the windows of 1,000 nodes with 8 GPUs each",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")

@@ -94,7 +94,8 @@ class Lanes(Generic[K, T]):
                 except IndexError:
                     break
                 self._since[key] = time.monotonic()
-                self._one(key)
+                self._done[key] = self._call(key)
+                del self._since[key]
             if worker.over:
                 return
             worker.finished.release()

@@ -57,10 +57,10 @@ class NvmlGpuReader:
         self._nvml = nvml
         self._fields = DeviceFields(nvml)
         self._devices = {number: Device(number) for number in range(count)}
-        self._samples: dict[int, GpuSample] = {}
+        self._samples: dict[int, Any] = {}
         self._offset_s = 0.0  # the caller's clock less ours
         self._lanes = Lanes(self._look, PATIENCE_S)
-        self._instances: frozenset[int] = frozenset()
+        self._instances = self._listed = frozenset[int]()
         self._mig_s: float | None = None
         self._events: Any = None
         self._xids: dict[int, int] = {}
@@ -69,13 +69,20 @@ class NvmlGpuReader:
     def read(self, now_s: float) -> Sequence[GpuSample]:
         """One sample per device, in device order, whatever state each is in; `t_s` is when it was read."""
         self._offset_s = now_s - time.monotonic()
-        if self._instances != frozenset(n for n in self._devices if n >= MIG_FROM):
+        instances = self._instances
+        if instances is not self._listed:
             gpus = {n: d for n, d in self._devices.items() if n < MIG_FROM}
-            mig = {n: self._devices.get(n) or Device(n, (n - MIG_FROM) // 8) for n in sorted(self._instances)}
-            self._devices = gpus | mig
-        news = self._lanes.round((*self._devices, EVENTS))
-        news.pop(EVENTS, None)
-        self._samples.update((n, s) for n, s in news.items() if s is not None)
+            mig = {n: self._devices.get(n) or Device(n, (n - MIG_FROM) // 8) for n in sorted(instances)}
+            self._devices, self._listed = gpus | mig, instances
+        news: dict[int, Any] = self._lanes.round((*self._devices, EVENTS))
+        for number, quick in news.items():
+            if quick is True and number in self._devices:
+                device = self._devices[number]
+                news[number] = self._fields.sample(device, device.read_s, device.read_s + self._offset_s)
+        if news.pop(EVENTS, None) is None and len(news) == len(self._devices) and not self._xids:
+            self._samples = news  # as nearly always
+            return tuple(news[n] for n in self._devices)
+        self._samples = {**self._samples, **{n: s for n, s in news.items() if s is not True}}
         return tuple(self._latest(device, now_s) for device in self._devices.values())
 
     def close(self) -> None:
@@ -94,16 +101,20 @@ class NvmlGpuReader:
 
     # ------------------------------------------------------------ in the lanes
 
-    def _look(self, key: int) -> GpuSample | None:
+    def _look(self, key: int) -> GpuSample | bool | None:
+        """The sample of a device; True: there is little to do, and `read` does it."""
         now_s = time.monotonic()
         if key == EVENTS:
             self._note_xids(now_s)
             self._find_instances(now_s)
             return None
-        device, t_s = self._devices[key], now_s + self._offset_s
+        device = self._devices[key]
+        t_s = now_s + self._offset_s
         try:
             if device.handle is None:
                 self._open(device)
+            if self._fields.ask_memory(device, now_s):
+                return True
             return self._fields.sample(device, now_s, t_s)
         except self._nvml.NVMLError as e:
             self._fields.forget(device)
@@ -152,7 +163,8 @@ class NvmlGpuReader:
                     with contextlib.suppress(nvml.NVMLError_NotFound):
                         nvml.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, index)
                         found.add(MIG_FROM + 8 * device.number + index)
-        self._instances = frozenset(found)
+        if found != self._instances:
+            self._instances = frozenset(found)
 
 
 def _blank(device: Device, t_s: float, validity: Validity, error: str) -> GpuSample:

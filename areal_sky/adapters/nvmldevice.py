@@ -51,6 +51,9 @@ class Device:
     unsupported: set[str] = field(default_factory=set[str])
     silent: dict[str, str] = field(default_factory=dict[str, str])  # what it did not tell -> why
     memory: Any = None  # (call, its argument, the struct it fills)
+    code: int = 0  # what that call returned
+    read_s: float = 0.0
+    due_s: float = 0.0  # until then memory alone is asked for
     samples: Any = None  # room for the driver's measurements
     measured_us: int = 0  # the newest of these, by the driver's clock
     utilization: float | None = None
@@ -73,8 +76,20 @@ class DeviceFields:
             nvml.NVMLError_Uninitialized, nvml.NVMLError_LibRmVersionMismatch,
         )  # fmt: skip
 
+    def ask_memory(self, d: Device, now_s: float) -> bool:
+        """Ask an opened device for what is due at each read; True if that is all that is due now (`sample` it then).
+
+        Apart from `sample`, so that little code runs between two calls that wait: after each the caches are cold, and
+        that is most of what the agent costs.
+        """
+        d.read_s = now_s
+        if d.memory is None:
+            return False
+        d.code = d.memory[0](d.handle, d.memory[1])
+        return d.code == 0 and now_s < d.due_s
+
     def sample(self, d: Device, now_s: float, t_s: float) -> GpuSample:
-        """One read of an opened device at `now_s`, which is `t_s` on the caller's clock. Raises NVMLError if lost."""
+        """The read that `ask_memory` began at `now_s`, which is `t_s` on the caller's clock. NVMLError: it is lost."""
         used, total = self._memory(d)
         measured: tuple[tuple[float, float], ...] = ()
         if now_s - d.asked_s >= MEASURED_S - EARLY_S:
@@ -88,6 +103,7 @@ class DeviceFields:
             self._read_slow(d)
             # Devices take turns from the first read on, so that no round is much longer than the others.
             d.slow_s = now_s - SLOW_S * (d.number % 8) / 8 if first else now_s
+        d.due_s = min(d.asked_s + MEASURED_S, d.slow_s + SLOW_S) - EARLY_S
         celsius, watts, sm_mhz, throttle, uncorrected, corrected, rx, tx, links = d.slow
         memory_mhz, processes = d.rare
         return GpuSample(
@@ -123,7 +139,7 @@ class DeviceFields:
         d.silent[what] = str(e)
 
     def _memory(self, d: Device) -> tuple[float | None, float | None]:
-        """GiB used and built in. Called ten times as often as all else, so without pynvml's wrapping.
+        """GiB used and built in, as `ask_memory` found. That call is made ten times as often as others: no wrapping.
 
         Version 2 leaves the driver's reserve out of `used`, as nvidia-smi does; old drivers have only version 1.
         """
@@ -133,10 +149,11 @@ class DeviceFields:
             call = getattr(nvml.nvmlLib, "nvmlDeviceGetMemoryInfo_v2", None)
             if call is None:
                 d.unsupported.add("memory v2")
-            d.memory = (call, ctypes.byref(struct), struct)
-        if "memory v2" not in d.unsupported:
-            call, argument, struct = d.memory
-            code = call(d.handle, argument)
+            else:
+                d.memory = (call, ctypes.byref(struct), struct)
+                d.code = call(d.handle, d.memory[1])
+        if d.memory is not None:
+            code, struct = d.code, d.memory[2]
             if code == 0:
                 if d.silent:
                     d.silent.pop("memory", None)
@@ -148,6 +165,7 @@ class DeviceFields:
                 d.silent["memory"] = str(e)
                 return None, None
             d.unsupported.add("memory v2")
+            d.memory = None
         old = self.ask(d, "memory", nvml.nvmlDeviceGetMemoryInfo)
         return (None, None) if old is None else (old.used / GIB, old.total / GIB)
 
@@ -221,7 +239,8 @@ class DeviceFields:
         nvml = self._nvml
         watts, corrected, uncorrected = 185, nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL
         tx, rx, link_tx, link_rx = 197, 198, 138, 139  # NVML_FI_DEV_*: older pynvml lacks some of the names
-        wanted = [watts, uncorrected, corrected, tx, rx, (link_tx, ALL_LINKS), (link_rx, ALL_LINKS)]
+        wanted = [(f, 0) for f in (watts, uncorrected, corrected, tx, rx)]
+        wanted += [(link_tx, ALL_LINKS), (link_rx, ALL_LINKS)]
         told = self.ask(d, "counters", nvml.nvmlDeviceGetFieldValues, wanted) or ()
         now = {f.fieldId: (f.timestamp, _count(nvml, f)) for f in told if f.nvmlReturn == nvml.NVML_SUCCESS}
         before, d.counters = d.counters, now

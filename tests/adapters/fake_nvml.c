@@ -25,7 +25,9 @@ typedef union { double d; uint ui; ull u; } value_t;
 
 static const char *script(void) {
     static const char *path;
-    return path ? path : (path = getenv("FAKE_NVML_SCRIPT"));
+    static int known;
+    if (!known) { path = getenv("FAKE_NVML_SCRIPT"); known = 1; }
+    return path;
 }
 
 /* The script is read anew before each call that it could change: a test's next read sees what it wrote. */
@@ -145,6 +147,21 @@ int nvmlDeviceGetPowerUsage(void *handle, uint *milliwatts) {
 }
 TELLS(nvmlDeviceGetEnforcedPowerLimit, uint, "limit_milliwatts", 700000)
 TELLS(nvmlDeviceGetFanSpeed, uint, "fan", 0)
+int nvmlDeviceGetEncoderUtilization(void *handle, uint *percent, uint *us) { /* these are for peers of ours */
+    ENTER(handle);
+    *percent = 0; *us = 167000;
+    return OK;
+}
+int nvmlDeviceGetDecoderUtilization(void *handle, uint *percent, uint *us) {
+    ENTER(handle);
+    *percent = 0; *us = 167000;
+    return OK;
+}
+int nvmlDeviceGetTotalEccErrors(void *handle, int type, int counter, ull *count) {
+    ENTER(handle);
+    (void)counter; *count = value(d, type ? "ecc_uncorrected" : "ecc_corrected", 0);
+    return OK;
+}
 TELLS(nvmlDeviceGetCurrentClocksEventReasons, ull, "throttle", 0)
 TELLS(nvmlDeviceGetCurrentClocksThrottleReasons, ull, "throttle", 0)
 int nvmlDeviceGetClockInfo(void *handle, int type, uint *mhz) {

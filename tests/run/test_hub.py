@@ -8,9 +8,11 @@ from dataclasses import asdict
 
 import pytest
 
+from areal_sky.adapters.windowstore import WindowStore
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import GroupShape
 from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import FIELDS, to_row
 from areal_sky.errors import InvalidInput
 from areal_sky.run import hub as hub_module
 from areal_sky.run.hub import TelemetryHub
@@ -132,6 +134,31 @@ def test_history_has_one_value_a_second_and_gaps_where_nothing_is_known():
             hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, i / 20)]), T + i + jitter)
     (gpu,) = gpus_of(hub, T + 19 + 0.01, seconds=10)
     assert gpu["history"] == [i / 20 if i not in (12, 13) else None for i in range(10, 20)]
+
+
+def test_rows_of_many_nodes_and_how_often_they_should_post():
+    hub, answer = TelemetryHub(), {}
+    for i in range(600):
+        w = GpuWindow(0, "H100", T - 1, T, 0.5, 0.5, 0.5, 10.0, 80.0, 60.0, 300.0, 1.0, K, uuid="GPU-7", xid=79)
+        beat = heartbeat(windows=[to_row(w)], replica=f"r-{i}", fields=FIELDS, dropped=3)
+        answer = hub.ingest(json.loads(json.dumps(beat)), T)
+    assert answer == {"beat_s": 3.0}
+    node = hub.gpus(10, T)["nodes"][0]
+    assert (node["dropped_windows"], node["gpus"][0]["uuid"], node["gpus"][0]["xid"]) == (3, "GPU-7", 79)
+
+
+def test_a_week_is_seen_in_a_few_points_over_a_restart_of_the_head(tmp_path):
+    hub = TelemetryHub(store=WindowStore(tmp_path / "w.db"))
+    for i in range(600):
+        if not 200 < i <= 300:  # the node could not tell
+            hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, 0.25 if i < 300 else 0.75)]), T + i)
+    hub.close()
+    hub = TelemetryHub(store=WindowStore(tmp_path / "w.db"))
+    hub.ingest(heartbeat(t_s=T + 600, windows=[window(T + 600, 0.75)]), T + 600)
+    hub._store.flush()
+    history = hub.gpus(600, T + 600, points=6)["nodes"][0]["gpus"][0]["history"]
+    assert history == [pytest.approx(v, rel=1e-2) if v else None for v in (0.25, 0.25, None, 0.75, 0.75, 0.75)]
+    hub.close()
 
 
 def test_memory_is_bounded(monkeypatch):

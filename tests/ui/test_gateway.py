@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ import uvicorn
 from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
+from areal_sky.adapters.headpost import HeadPost
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.core.taskmodel import TaskSpec
@@ -34,8 +36,9 @@ class Hub:
     def __init__(self) -> None:
         self.beats: list[dict[str, Any]] = []
 
-    def ingest(self, heartbeat: dict[str, Any], now_s: float) -> None:
+    def ingest(self, heartbeat: dict[str, Any], now_s: float) -> dict[str, Any]:
         self.beats.append(heartbeat)
+        return {"beat_s": 2.0}
 
     def gpus(self, seconds: float, now_s: float) -> dict[str, Any]:
         return {"seconds": seconds, "nodes": []}
@@ -245,6 +248,14 @@ def test_drain_evict_and_heartbeats(head: Head) -> None:
     assert head.hub.beats[-1] == {"cluster": "c", "replica": "c-w-0"}
     with pytest.raises(Refused, match="not of other"):
         node.heartbeat({"cluster": "other"})
+    post = HeadPost("127.0.0.1", int(node.url.rpartition(":")[2]), TOKENS["node"])  # as the agent does
+    assert post.heartbeat({"cluster": "c", "replica": "c-w-1"}) == {"lease_s": 77.0, "t_s": ANY, "beat_s": 2.0}
+    with pytest.raises(Refused, match="not of other"):
+        post.heartbeat({"cluster": "other"})
+    with pytest.raises(InvalidInput, match="larger than 2 MiB"):
+        post.heartbeat({"x": "x" * 3 * 2**20})
+    with pytest.raises(Unauthorized):
+        HeadPost("127.0.0.1", int(node.url.rpartition(":")[2]), TOKENS["read"]).heartbeat({})
     operate.controller_heartbeat(30.0)
     assert head.controller[-1] == 30.0
     assert head.client("read").gpus(5) == {"seconds": 5.0, "nodes": []}

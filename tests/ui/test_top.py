@@ -88,6 +88,14 @@ def test_what_is_not_known_is_never_shown_as_zero(hub):
     assert "mean load 53% of 3, 2 unknown, 1 stale, 1 lost" in shown
 
 
+def test_trouble_of_a_gpu_that_answers_is_said_in_few_words(hub):
+    window = GpuWindow(0, "L40S", NOW_S - 1, NOW_S, 0.5, 0.5, 0.5, 1.0, 48.0, 95.0, 300.0, 1.0, Validity.KNOWN,
+                       throttle=("hw_thermal", "sw_power_cap"), ecc_uncorrected=2, xid=48)  # fmt: skip
+    beat(hub, "hot-0", NOW_S, [0.5], windows=[asdict(window)], dropped=7)
+    shown = text(hub.gpus(60, NOW_S), width=120)
+    assert "300W  XID 48, 2 ECC errors, hw thermal" in shown and "7 windows lost" in shown
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_window(hub, width):
     beat(hub, f"{NAME}-1", NOW_S, [None, "GPU is lost"], telemetry_error="x" * 300, running=[])
@@ -126,8 +134,8 @@ class Gateway:
         self.rights.append(right)
         return self
 
-    def gpus(self, seconds: float) -> dict:
-        return self.hub.gpus(seconds, NOW_S)
+    def gpus(self, seconds: float, points: int = 0) -> dict:
+        return self.hub.gpus(seconds, NOW_S, points)
 
 
 def test_the_command_prints_once_where_there_is_no_terminal(hub, monkeypatch):
@@ -140,6 +148,16 @@ def test_the_command_prints_once_where_there_is_no_terminal(hub, monkeypatch):
     view = json.loads(result.output)
     assert [g["device"] for g in view["nodes"][0]["gpus"]] == [0, 1, 2]
     assert asked == ["math", None, None] and set(gateway.rights) == {"read"}
+
+
+def test_a_longer_time_is_one_curve_and_too_long_is_refused(hub, monkeypatch):
+    monkeypatch.setattr(home, "choose_cluster", lambda name: Gateway(hub))
+    result = CliRunner().invoke(main.cli, ["top", "--last", "10m", "--json"])
+    history = json.loads(result.output)["nodes"][0]["gpus"][2]["history"]
+    assert history == [None] * 27 + [pytest.approx(0.6)] * 3  # the hub has heard of a minute
+    for wrong in ("8d", "x", "1s"):
+        result = CliRunner().invoke(main.cli, ["top", "--last", wrong])
+        assert result.exit_code == 2 and "--last" in result.output
 
 
 @pytest.mark.parametrize("error", [NotFound("no cluster 'x'"), Unreachable("the head does not answer")])

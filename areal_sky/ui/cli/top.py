@@ -10,32 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal_sky.errors import ArealSkyError
+from areal_sky.errors import ArealSkyError, InvalidInput
+from areal_sky.units import parse_duration_s
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
 HISTORY_S = 60
+POINTS = 30  # of a curve over a longer time
+MAX_S = 7 * 86400
 REFRESH_S = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 10
+SLOWED = ("hw_slowdown", "hw_thermal", "sw_thermal", "hw_power_brake")  # a power cap is everyday
 COLOR = {"known": "", "unknown": "yellow", "stale": "yellow", "lost": "bold red"}
 
 
 @click.command()
 @click.option("-c", "--cluster", help="Which cluster; not needed where there is only one.")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
+@click.option("--last", metavar="TIME", help="The curves over this long, up to 7d, instead of the last minute.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the head knows, once, as JSON.")
-def top(cluster: str | None, once: bool, as_json: bool) -> None:
-    """Live GPUs: load now and over the last seconds, memory, temperature, power, tasks.
+def top(cluster: str | None, once: bool, last: str | None, as_json: bool) -> None:
+    """Live GPUs: load now and over the last seconds (or `--last 6h`), memory, temperature, power, tasks, trouble.
 
     What a GPU does not tell is shown as n/a, never as 0. Ctrl-C ends it.
     """
     from areal_sky import home
 
+    span = {"seconds": HISTORY_S} if last is None else {"seconds": _span_s(last), "points": POINTS}
     gateway = home.choose_cluster(cluster).gateway("read")
-    view = gateway.gpus(seconds=HISTORY_S)
+    view = gateway.gpus(**span)
     if as_json:
         click.echo(json.dumps(view, indent=2))
         return
@@ -45,10 +51,20 @@ def top(cluster: str | None, once: bool, as_json: bool) -> None:
         console = Console(highlight=False)
         console.print(picture(view, console.width))
         return
-    _live(gateway, view)
+    _live(gateway, view, span)
 
 
-def _live(gateway: Any, view: Mapping[str, Any]) -> None:
+def _span_s(text: str) -> float:
+    try:
+        seconds = parse_duration_s(text)
+    except InvalidInput as e:
+        raise click.BadParameter(str(e), param_hint="--last") from None
+    if not HISTORY_S <= seconds <= MAX_S:
+        raise click.BadParameter("expected 1m to 7d: older windows are not kept", param_hint="--last")
+    return seconds
+
+
+def _live(gateway: Any, view: Mapping[str, Any], span: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.live import Live
 
@@ -60,7 +76,7 @@ def _live(gateway: Any, view: Mapping[str, Any]) -> None:
                 live.update(picture(view, console.width, console.height, trouble), refresh=True)
                 time.sleep(REFRESH_S)
                 try:
-                    view, trouble = gateway.gpus(seconds=HISTORY_S), ""
+                    view, trouble = gateway.gpus(**span), ""
                 except ArealSkyError as e:  # the last picture stays, and says that it is old
                     trouble = str(e)
     except KeyboardInterrupt:
@@ -121,6 +137,8 @@ def _node_line(node: Mapping[str, Any]) -> Text:
         line.append(f"  {node['telemetry_error']}", style="yellow")
     else:
         line.append(f"  heard {_duration(node['age_s'])} ago", style="dim")
+    if node.get("dropped_windows"):
+        line.append(f"  {node['dropped_windows']} windows lost", style="yellow")
     if not node["gpus"]:
         line.append("  no GPUs", style="dim")
         return line
@@ -147,10 +165,18 @@ def _gpu_line(gpu: Mapping[str, Any], width: int) -> Text:
     line.append(f" {_memory(gpu):>10}")
     line.append(f" {_or_na(gpu['temperature_celsius'], lambda v: f'{v:.0f}°C'):>5}")
     line.append(f" {_or_na(gpu['power_watts'], lambda v: f'{v:.0f}W'):>5}  ")
-    line.append(" ".join(gpu["tasks"]) or _without_task(load), style="dim")
-    if gpu["error"]:
-        line.append(("  " if gpu["tasks"] else "") + gpu["error"], style=COLOR[validity] or "yellow")
+    notes = [gpu["error"]] if gpu["error"] else _trouble(gpu)
+    line.append(" ".join(gpu["tasks"]) or ("" if notes else _without_task(load)), style="dim")
+    if notes:
+        line.append(("  " if gpu["tasks"] else "") + ", ".join(notes), style=COLOR[validity] or "yellow")
     return line
+
+
+def _trouble(gpu: Mapping[str, Any]) -> list[str]:
+    """What else is wrong with a GPU that answers, in few words."""
+    notes = [f"XID {gpu['xid']}"] if gpu.get("xid") is not None else []
+    notes += [f"{gpu['ecc_uncorrected']} ECC errors"] if gpu.get("ecc_uncorrected") else []
+    return notes + [reason.replace("_", " ") for reason in gpu.get("throttle") or () if reason in SLOWED]
 
 
 def _without_task(load: float | None) -> str:

@@ -1,0 +1,93 @@
+"""Windows as rows and as bytes: what comes out is what went in, and damage is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from areal_sky.core.gpuseries import Point, Series, in_slots
+from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import FIELDS, from_row, rows_of, to_row, windows_of
+from areal_sky.core.windowpack import pack, rolled_up, unpack
+
+maybe = st.one_of(st.none(), st.floats(0, 1000).map(lambda v: round(v, 4)))
+loads = st.floats(0, 1).map(lambda v: round(v, 4))
+
+
+@st.composite
+def a_window(draw: st.DrawFn) -> GpuWindow:
+    validity = draw(st.sampled_from([Validity.KNOWN, Validity.UNKNOWN, Validity.LOST, Validity.STALE]))
+    load = draw(loads) if validity is Validity.KNOWN else None
+    throttle = draw(st.one_of(st.none(), st.lists(st.sampled_from(["hw_thermal", "sw_power_cap"])).map(tuple)))
+    return GpuWindow(
+        draw(st.integers(0, 255)), "H100", 10.5, 11.5, load, load, load, draw(maybe), draw(maybe), draw(maybe),
+        draw(maybe), draw(loads), validity, draw(st.sampled_from(["", "GPU is lost"])), "GPU-1", draw(maybe),
+        draw(maybe), throttle, draw(st.one_of(st.none(), st.integers(0, 9))), None, draw(maybe), draw(maybe),
+        draw(maybe), draw(st.one_of(st.none(), st.just(79))), draw(st.sampled_from([(), ((4242, 1.5),)])),
+    )  # fmt: skip
+
+
+@given(st.lists(a_window(), max_size=3))
+def test_windows_arrive_as_they_left(sent: list[GpuWindow]):
+    heartbeat = json.loads(json.dumps({"t_s": 100.0, "fields": FIELDS, "windows": [to_row(w) for w in sent]}))
+    assert [from_row(row) for row in rows_of(heartbeat)] == sent
+    later = windows_of(heartbeat, 107.0)
+    assert later == [replace(w, start_s=w.start_s + 7, end_s=w.end_s + 7) for w in sent]
+
+
+def test_a_node_of_another_version_may_lack_fields_or_have_more():
+    w = GpuWindow(3, "H100", 1.0, 2.0, 0.5, 0.5, 0.5, None, None, None, None, 1.0, Validity.KNOWN, uuid="GPU-9")
+    names = ["new", *(f for f in FIELDS if f != "uuid")]
+    row = ["?", *(v for f, v in zip(FIELDS, to_row(w), strict=True) if f != "uuid")]
+    assert from_row(rows_of({"fields": names, "windows": [row]})[0]) == replace(w, uuid="")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("device", True), ("device", "0"), ("device", 256), ("end_s", None), ("end_s", float("nan")), ("validity", "fine"),
+     ("temperature_celsius", "hot"), ("processes", [[1]]), ("processes", [["x", 1]]), ("throttle", "hot")],
+)  # fmt: skip
+def test_a_damaged_row_is_refused(field: str, value: object):
+    w = GpuWindow(0, "H100", 1.0, 2.0, 0.5, 0.5, 0.5, None, None, None, None, 1.0, Validity.KNOWN)
+    row = to_row(w)
+    row[FIELDS.index(field)] = value
+    with pytest.raises((TypeError, ValueError)):
+        rows_of({"fields": FIELDS, "windows": [row]})
+    with pytest.raises((TypeError, ValueError)):
+        rows_of({"fields": FIELDS, "windows": [row[:-1]]})
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), loads, maybe), min_size=1, max_size=40))
+def test_bytes_keep_three_digits_and_what_is_not_known(windows: list[tuple[int, float, float | None]]):
+    data = b"".join(
+        pack(0.0, device, i, i + 1.0, 1.0, "known", (load, load, load, gib, None, None, None, None))
+        for i, (device, load, gib) in enumerate(windows)
+    )
+    kept = list(unpack(0.0, data))
+    for k, (i, (device, load, gib)) in zip(kept, enumerate(windows), strict=True):
+        assert (k.device, k.start_s, k.memory_total_gib) == (device, pytest.approx(i), None)
+        assert k.utilization_mean == pytest.approx(load, rel=1e-3, abs=1e-4)
+        assert (k.memory_used_gib is None) == (gib is None)
+    for rolled in unpack(0.0, rolled_up(0.0, data)):
+        mine = [k for k in kept if k.device == rolled.device]
+        assert rolled.utilization_max == max(k.utilization_max for k in mine)
+        assert rolled.utilization_mean == pytest.approx(sum(k.utilization_mean for k in mine) / len(mine), rel=1e-3)
+        assert (rolled.start_s, rolled.end_s) == (pytest.approx(mine[0].start_s), pytest.approx(mine[-1].end_s))
+
+
+def test_a_series_keeps_the_latest_and_tells_since_when():
+    series = Series(10)
+    for i in range(100):
+        series.add(i, i + 1.0, None if i == 95 else i / 100)
+    assert [p.end_s for p in series.since(0)] == list(range(91, 101))
+    assert [p.utilization_mean for p in series.since(95.5)] == [None, 0.96, 0.97, 0.98, 0.99]
+    assert [p.end_s for p in series.since(1e9)] == [100.0]
+
+
+def test_a_long_time_in_a_few_slots_leaves_gaps_where_nothing_was_known():
+    points = [Point(0, 50, 0.2), Point(50, 100, 0.6), Point(200, 300, None), Point(300, 400, 1.0)]
+    assert in_slots(points, 4, 0.0, 400.0) == [pytest.approx(0.4), None, None, 1.0]
