@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from areal_sky.alerts import AlertManager
     from areal_sky.cluster import Cluster
     from areal_sky.task import (
         Task,
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from areal_sky.telemetry import get_gpu_utilization
 
 __all__ = [
-    "Cluster", "Task", "TaskHandle", "TaskScheduler", "TaskStatus", "checkpointed", "get_gpu_utilization", "low_phase",
-    "track_runtime_metrics",
+    "AlertManager", "Cluster", "Task", "TaskHandle", "TaskScheduler", "TaskStatus", "checkpointed",
+    "get_gpu_utilization", "low_phase", "track_runtime_metrics",
 ]  # fmt: skip
-_HOMES = {"Cluster": "areal_sky.cluster", "get_gpu_utilization": "areal_sky.telemetry"}
+_HOMES = {
+    "AlertManager": "areal_sky.alerts", "Cluster": "areal_sky.cluster", "get_gpu_utilization": "areal_sky.telemetry",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -187,7 +187,7 @@ class TaskScheduler:
     """Queues tasks on a cluster: named, attached, or None for the only one that is up (inside a task: its own)."""
 
     def __init__(self, cluster: str | Cluster | ClusterHome | None = None):
-        self._connect = _connector(cluster)
+        self._connect = connector(cluster)
         self.handles: list[TaskHandle] = []
 
     def schedule_task(self, task: Task, priority: float | None = None) -> TaskStatus:
@@ -231,14 +231,15 @@ def submit(home: ClusterHome, task: Task) -> TaskHandle:
 
 
 def track_runtime_metrics(task_id: str, metrics: Mapping[str, float]) -> bool:
-    """Records values of a running task (reward, loss, step, ...); callable inside a task and outside.
+    """Records values of a running task (reward, loss, step, tokens_per_s, ...); callable inside a task and outside.
 
-    False when the head does not answer: a training run shall not die of its metrics. Raises InvalidInput for what is
-    no finite number, NotFound.
+    NaN and infinities are told, too: they raise an alert. False when the head does not answer: a training run shall not
+    die of its metrics. Raises InvalidInput for what is no number, NotFound.
     """
+    rank = os.environ.get("RANK", "") if os.environ.get("AREAL_SKY_TASK_ID") == task_id else ""
     try:
-        with _connector(None)() as gateway:
-            gateway.track_metrics(task_id, metrics)
+        with connector(None)() as gateway:
+            gateway.track_metrics(task_id, metrics, int(rank) if rank.isdigit() else None)
     except Unreachable as e:
         log.warning("metrics of %s are lost: %s", task_id, e)
         return False
@@ -282,7 +283,7 @@ def _tell(task_id: str | None, what: str, call: Callable[[GatewayClient, str], N
     if not task:
         raise InvalidInput("no task id is given, and this is no task of areal_sky")
     try:
-        with _connector(None)() as gateway:
+        with connector(None)() as gateway:
             call(gateway, task)
     except Unreachable as e:
         log.warning("the %s of %s is not told: %s", what, task, e)
@@ -298,7 +299,9 @@ def _status(state: str) -> TaskStatus:
     return TaskStatus.SCHEDULED if state == "PLACED" else TaskStatus(state)
 
 
-def _connector(cluster: str | Cluster | ClusterHome | None) -> Callable[[], GatewayClient]:
+def connector(cluster: str | Cluster | ClusterHome | None) -> Callable[[], GatewayClient]:
+    """Makes a client of that cluster's head; None: inside a task its own, else the only cluster that is up."""
+
     def connect() -> GatewayClient:
         from areal_sky.adapters.gateway_client import GatewayClient
         from areal_sky.home import ClusterHome, choose_cluster

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "local_up": "`up` on local to the first task running, against bare Ray",
     "task_latency": "submit to running command, against a bare Ray placement group and actor",
     "placement": "GPUs left over when the Alibaba cluster is full: ours, best fit, fragmentation gradient descent",
+    "detection": "how soon and how surely scripted faults are found, and what is raised where nothing is wrong",
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
     "telemetry_overhead": "what the node's agent costs with 8 GPUs at 10 Hz, beside nvitop and gpustat",
     "head_ingest": "what the head spends on the windows of 1,000 nodes with 8 GPUs each",

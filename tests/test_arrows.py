@@ -1,6 +1,6 @@
 """Imports point only down: ui > api > run > adapters > core > spec > base; each foreign library has one door.
 
-`base` is errors and units. The other top-level modules each belong to a layer: `cluster`, `task` and `telemetry`
+`base` is errors and units. The other top-level modules each belong to a layer: `alerts`, `cluster`, `task`, `telemetry`
 are the public Python API (`api`: may use `run` and below, only `ui` may use them), `home` (state folders) and
 `specfile` are of `run`, `data` (where shipped files lie) is of `adapters`.
 """
@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "areal_sky"
 LAYERS = ("base", "spec", "core", "adapters", "run", "api", "ui")
 TOP_LEVEL = {
     "errors": "base", "units": "base", "data": "adapters", "home": "run", "specfile": "run",
-    "cluster": "api", "task": "api", "telemetry": "api", "__init__": "ui",
+    "alerts": "api", "cluster": "api", "task": "api", "telemetry": "api", "__init__": "ui",
 }  # fmt: skip
 DOORS = {
     # the runner lives inside a Ray actor

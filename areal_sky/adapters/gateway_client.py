@@ -102,8 +102,14 @@ class GatewayClient:
             params["attempt"] = attempt
         return self._call("GET", f"/v1/tasks/{_part(task_id)}/logs", params=params)
 
-    def track_metrics(self, task_id: str, metrics: Mapping[str, float]) -> None:
-        self._call("POST", f"/v1/tasks/{_part(task_id)}/metrics", {"metrics": dict(metrics)})
+    def track_metrics(self, task_id: str, metrics: Mapping[str, float], rank: int | None = None) -> None:
+        """`rank`: whose values these are, where they are of one rank of a gang."""
+        whose = {} if rank is None else {"rank": rank}
+        self._call("POST", f"/v1/tasks/{_part(task_id)}/metrics", {"metrics": dict(metrics), **whose})
+
+    def metrics(self, task_id: str, limit: int = 1000) -> list[dict[str, Any]]:
+        """What the task has reported, oldest of the latest first: {"t_s", "attempt", "metrics"}; None: no number."""
+        return self._call("GET", f"/v1/tasks/{_part(task_id)}/metrics", params={"limit": limit})["reports"]
 
     def checkpointed(self, task_id: str) -> None:
         """Its work up to now is safe."""
@@ -120,6 +126,20 @@ class GatewayClient:
         """
         body = {"task_id": task_id, "attempt": attempt, "rank": rank, "stream": stream}
         return int(self._call("POST", "/v1/runner/logs", body | {"offset": offset, "text": text})["next_offset"])
+
+    # -- alerts
+
+    def alerts(self, limit: int = 20) -> dict[str, Any]:
+        """{"active": [...], "over": [the latest `limit`]}, latest first. See core/alerts.py."""
+        return self._call("GET", "/v1/alerts", params={"limit": limit})
+
+    def trigger_alert(self, message: str, metrics: Mapping[str, float], task_id: str | None = None) -> dict[str, Any]:
+        """Raises an alert; {"alert_id", "new"}, where new says that it was not active already."""
+        return self._call("POST", "/v1/alerts", {"message": message, "metrics": dict(metrics), "task_id": task_id})
+
+    def uncordon(self, replica: str, index: int) -> dict[str, Any]:
+        """The node takes work again."""
+        return self._call("POST", f"/v1/nodes/{_part(replica)}/{index}/uncordon")
 
     # -- cluster
 

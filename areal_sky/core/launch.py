@@ -301,6 +301,9 @@ def head_env(
         lease_s=lease_s,
         idle_shutdown_s=spec.idle_shutdown_s,
         shape=launch.head.shape if spec.is_local else None,
+        alerts=spec.alerts,
+        webhook=spec.notify.webhook,
+        alert_command=spec.notify.command,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 from areal_sky.core.memory_terms import ModelNeed
 from areal_sky.core.model import NodeShape
 from areal_sky.errors import InvalidInput
+from areal_sky.spec.cluster import AlertSpec
 
 DEFAULT_RAY_PORT = 6379
 DEFAULT_GATEWAY_PORT = 8790
@@ -70,6 +71,9 @@ class HeadEnv:
     lease_s: float = DEFAULT_LEASE_S
     idle_shutdown_s: float = 1800.0
     shape: NodeShape | None = None  # None: what Ray finds on the machine
+    alerts: tuple[AlertSpec, ...] = ()
+    webhook: str | None = None  # who is told of alerts: a URL, or $NAME of the head's environment
+    alert_command: str | None = None
 
     def to_env(self) -> dict[str, str]:
         return {"AREAL_SKY_HEAD_CONFIG": json.dumps(asdict(self), sort_keys=True)}
@@ -90,6 +94,9 @@ class HeadEnv:
             weights = tuple((str(k), float(v)) for k, v in raw.pop("weights", []))
             pools = tuple(PoolShare(**cast("dict[str, Any]", p)) for p in raw.pop("pools", []))
             models = tuple((str(k), str(v)) for k, v in raw.pop("models", []))
+            alerts = tuple(
+                AlertSpec(**cast("dict[str, Any]", {**a, "then": tuple(a["then"])})) for a in raw.pop("alerts", [])
+            )
             needs = tuple(ModelNeed(**cast("dict[str, Any]", n)) for n in raw.pop("needs", []))
             return HeadEnv(
                 **raw,
@@ -98,6 +105,7 @@ class HeadEnv:
                 models=models,
                 needs=needs,
                 pools=pools,
+                alerts=alerts,
                 shape=None if shape is None else NodeShape(**shape),
             )
         except (TypeError, KeyError, ValueError) as e:

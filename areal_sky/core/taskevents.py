@@ -155,7 +155,7 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class NodeAvoided:
-    """No task is placed on the node until `until_s`: too many failed there. `task_id` of the event is empty."""
+    """No task is placed on the node until `until_s` (past: it takes work again). `task_id` of the event is empty."""
 
     node_id: str
     node: str
@@ -273,6 +273,8 @@ def tell(event: TaskEvent) -> str:
             return state.value.lower() + (f": {reason}" if reason else "")
         case Draining(replica=replica, reason=reason):
             return f"replica {replica} takes no new work: {reason}"
+        case NodeAvoided(node=node, until_s=until_s, reason=reason) if until_s <= event.t_s:
+            return f"node {node} takes work again: {reason}"
         case NodeAvoided(node=node, reason=reason):
             return f"node {node} is avoided: {reason}"
 

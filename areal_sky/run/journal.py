@@ -111,14 +111,22 @@ class Journal:
 
     # -- metrics
 
-    def append_metrics(self, rows: Iterable[tuple[str, float, int, Mapping[str, float]]]) -> None:
-        """(task, time, attempt, values). Raises StateError."""
+    def append_metrics(self, rows: Iterable[tuple[str, float, int, Mapping[str, float | None]]]) -> None:
+        """(task, time, attempt, values); None: it was no number. Raises StateError."""
         values = [(task_id, t_s, attempt, json.dumps(dict(values))) for task_id, t_s, attempt, values in rows]
         statement = "INSERT INTO metrics (task_id, t_s, attempt, body) VALUES (?, ?, ?, ?)"
         if values:
             self._db.write(lambda db: db.executemany(statement, values))
 
-    def metrics(self, task_id: str | None = None, limit: int = 1000) -> list[tuple[str, float, int, dict[str, float]]]:
+    def trim_metrics(self, keep: int) -> None:
+        """Forgets all but the latest so many reports. Raises StateError."""
+        self._db.write(
+            lambda db: db.execute("DELETE FROM metrics WHERE rowid <= (SELECT max(rowid) FROM metrics) - ?", (keep,))
+        )
+
+    def metrics(
+        self, task_id: str | None = None, limit: int = 1000
+    ) -> list[tuple[str, float, int, dict[str, float | None]]]:
         """The latest rows, oldest of them first. Raises StateError."""
         where, arguments = _of(task_id)
         rows = self._db.read(

@@ -86,7 +86,7 @@ class LogShipper:
         """What the rank has said of itself goes to the head."""
         task_id = self._whose[0]
         if self._due and self._url:
-            self._head().track_metrics(task_id, self._due)
+            self._head().track_metrics(task_id, self._due, self._whose[2])
         self._due = {}
         if self._checkpoint_due and self._url:
             self._head().checkpointed(task_id)
@@ -125,7 +125,7 @@ class LogShipper:
 
 
 def parse_metrics(line: str) -> dict[str, float]:
-    """`AREAL_SKY_METRIC reward=0.5 step=3` -> values; what is no number is left out."""
+    """`AREAL_SKY_METRIC reward=0.5 step=3` -> values, NaN and infinities too; what is no number is left out."""
     values: dict[str, float] = {}
     for word in line.split()[1:]:
         name, _, text = word.partition("=")
@@ -133,6 +133,6 @@ def parse_metrics(line: str) -> dict[str, float]:
             value = float(text)
         except ValueError:
             continue
-        if name and abs(value) != float("inf") and value == value:
+        if name:
             values[name[:64]] = value
     return values

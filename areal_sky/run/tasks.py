@@ -18,16 +18,16 @@ from areal_sky.core.taskview import view
 from areal_sky.core.usage import Usage
 from areal_sky.core.view import HeadView
 from areal_sky.errors import InvalidInput, NotFound, Refused, Unreachable
-from areal_sky.run.dispatch import Dispatch
 from areal_sky.run.lending import borrowers
 from areal_sky.run.submission import submitted
+from areal_sky.run.tending import Tending
 
 MAX_REASONS = 100  # that the answer to one submit tells; `story` tells the others
 MAX_DEMAND = 1000  # gangs that scaling is told of; the first in the queue
 STALE_S = 10.0  # a view older than this is none
 
 
-class TaskService(Dispatch):
+class TaskService(Tending):
     """What people, tasks and the controller may ask. `hub` (run/hub.py) gives the GPU loads."""
 
     def submit(self, spec: TaskSpec) -> dict[str, Any]:
@@ -111,6 +111,12 @@ class TaskService(Dispatch):
             now_s = self._clock.now()
             record = self._known(task_id)
             lines = [{"t_s": e.t_s, "text": tell(e)} for e in self._journal.read(task_id)]
+            self._metrics.write()
+            if (reported := self._metrics.words(task_id)) is not None:
+                lines.append({"t_s": reported[0], "text": reported[1]})
+            if self.alert_lines is not None:
+                lines += [{"t_s": t_s, "text": text} for t_s, text in self.alert_lines(task_id)]
+            lines.sort(key=lambda line: line["t_s"])
             if record.state is TaskState.QUEUED:
                 if standing := self._admitting.standing(record, now_s):
                     lines.append({"t_s": now_s, "text": standing})
@@ -155,11 +161,24 @@ class TaskService(Dispatch):
             self._known(task_id)
         return self._logs.append(task_id, attempt, rank, stream, offset, data)
 
-    def track_metrics(self, task_id: str, metrics: Mapping[str, float]) -> None:
-        """Records values that a task reports of itself. Written with the next tick. Raises NotFound, InvalidInput."""
+    def track_metrics(self, task_id: str, metrics: Mapping[str, float], rank: int | None = None) -> None:
+        """Records values that a task (or one rank of it) reports of itself; NaN and infinities are news, too.
+
+        Written with the next tick. Raises NotFound, InvalidInput.
+        """
         with self._lock:
-            record = self._known(task_id)
-            self._metrics.take(task_id, record.attempt, metrics, self._clock.now())
+            now_s, record = self._clock.now(), self._known(task_id)
+            values = self._metrics.take(task_id, record.attempt, metrics, now_s)
+        if self.on_report is not None:
+            self.on_report(task_id, record.attempt, values, now_s, rank)
+
+    def metrics(self, task_id: str, limit: int = 1000) -> list[dict[str, Any]]:
+        """What it has reported of itself, oldest of the latest first. Raises NotFound, StateError."""
+        with self._lock:
+            self._known(task_id)
+            self._metrics.write()
+            rows = self._journal.metrics(task_id, limit)
+        return [{"t_s": t_s, "attempt": attempt, "metrics": values} for _, t_s, attempt, values in rows]
 
     def checkpointed(self, task_id: str) -> None:
         """The task's work up to now is safe. Raises NotFound, Refused where it does not run, StateError."""

@@ -1,37 +1,20 @@
-"""The blocks of numbers: scaling, spot, budget, telemetry, alerts."""
+"""The blocks of numbers: scaling, spot, budget, telemetry."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal, cast
 
 from areal_sky.spec.cluster import (
-    AlertSpec,
     BudgetSpec,
     ScalingSpec,
     SpotSpec,
     TelemetrySpec,
 )
-from areal_sky.spec.fields import Fields, did_you_mean, moment_s, show
+from areal_sky.spec.fields import Fields, moment_s, show
 from areal_sky.units import format_duration
 
 DAY_S = 86400.0
-Op = Literal[">", ">=", "<", "<=", "==", "!="]
-ALERT_ACTIONS = ("notify", "cordon", "drain", "requeue")
-
-# What the node agents measure (fields of GpuWindow). Names outside `gpu_` are the user's own, from tasks' metrics.
-GPU_METRICS = (
-    "gpu_utilization_frac",
-    "gpu_memory_used_gib",
-    "gpu_memory_used_frac",
-    "gpu_temperature_celsius",
-    "gpu_power_watts",
-    "gpu_lost",
-)
-
-_ALERT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(>=|<=|==|!=|>|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
 _PARTITION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 _POLICY = re.compile(r"[A-Za-z_][\w-]*|[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _POLICY_GRAMMAR = "the name of a preset or built-in policy, or module:function"
@@ -132,41 +115,6 @@ def read_telemetry(top: Fields) -> TelemetrySpec:
             f"{format_duration(normal)}, expected at most that",
         )
     return TelemetrySpec(critical_interval_s=critical, normal_interval_s=normal)
-
-
-def read_alerts(top: Fields) -> tuple[AlertSpec, ...]:
-    alerts: list[AlertSpec] = []
-    for path, item in top.items("alerts", "a list of alerts"):
-        f = Fields(item, path, top.notes)
-        f.hint({"condition": "when", "metric": "when", "duration": "for", "action": "then", "do": "then"})
-        when = f.required_text("when", "a comparison such as gpu_temperature_celsius > 88")
-        for_s = f.duration_s("for", 0, DAY_S) or 0.0
-        then = f.choice("then", ALERT_ACTIONS) or "notify"
-        f.finish()
-        match = _ALERT.fullmatch(when) if when is not None else None
-        if match and not math.isfinite(float(match[3])):
-            match = None
-        if when is not None and match is None:
-            f.wrong(
-                f.map.entries["when"],
-                f"{f.path('when')} is {show(f.map.entries['when'])}, expected METRIC > NUMBER, "
-                "such as gpu_temperature_celsius > 88 (or >=, <, <=, ==, !=)",
-            )
-        if when is None or match is None:
-            continue
-        metric = match[1]
-        if metric.startswith("gpu_") and metric not in GPU_METRICS:
-            f.wrong(
-                f.map.entries["when"],
-                f"{f.path('when')}: `{metric[:60]}` is not measured, expected one of: "
-                f"{', '.join(GPU_METRICS)}{did_you_mean(metric, GPU_METRICS)}",
-            )
-        alerts.append(
-            AlertSpec(
-                when=when, metric=metric, op=cast(Op, match[2]), threshold=float(match[3]), for_s=for_s, then=then
-            )
-        )
-    return tuple(alerts)
 
 
 def read_policy(f: Fields, key: str) -> str | None:

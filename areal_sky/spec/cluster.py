@@ -175,14 +175,25 @@ class TelemetrySpec(Frozen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertSpec(Frozen):
-    """`when` as written; `metric`, `op`, `threshold` are its parts. `for_s` is how long it must hold."""
+    """`when` as written; `metric`, `op`, `threshold` are its parts. `for_s` is how long it must hold.
+
+    `op` None: `when` is the name of something that is found without being asked for. `then`: what is done.
+    """
 
     when: str
     metric: str
-    op: Literal[">", ">=", "<", "<=", "==", "!="]
+    op: Literal[">", ">=", "<", "<=", "==", "!="] | None
     threshold: float
     for_s: float = 0.0
-    then: str = "notify"
+    then: tuple[str, ...] = ("notify",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifySpec(Frozen):
+    """Who is told of alerts beside the head's log. `webhook`: a URL, or $NAME of the head's environment."""
+
+    webhook: str | None = None
+    command: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +217,7 @@ class ClusterSpec(Frozen):
     budget: BudgetSpec = BudgetSpec()
     telemetry: TelemetrySpec = TelemetrySpec()
     alerts: tuple[AlertSpec, ...] = ()
+    notify: NotifySpec = NotifySpec()
     idle_shutdown_s: float = 1800.0
     task: dict[str, Any] = field(default_factory=dict[str, Any])
     guesses: tuple[str, ...] = ()

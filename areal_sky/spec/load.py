@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from areal_sky.spec.blocks import DAY_S, read_alerts, read_budget, read_scaling, read_spot, read_telemetry
+from areal_sky.spec.alerts import read_alerts, read_notify
+from areal_sky.spec.blocks import DAY_S, read_budget, read_scaling, read_spot, read_telemetry
 from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec
 from areal_sky.spec.fields import Fields, is_null, show
 from areal_sky.spec.groups import NAME_GRAMMAR, is_legal_name, legal_name, read_groups, read_head
@@ -28,6 +29,7 @@ OUR_KEYS = (
     "budget",
     "telemetry",
     "alerts",
+    "notify",
     "head",
     "idle_shutdown",
 )
@@ -60,6 +62,7 @@ def _read(top: Fields, file_name: str, now_s: float | None) -> ClusterSpec:
         "accelerators": "resources", "gpus": "resources", "mounts": "file_mounts",
         "storage_mounts": "file_mounts", "schedule": "scheduling", "priority": "scheduling",
         "command": "run", "model": "models", "alert": "alerts",
+        "notifications": "notify", "webhook": "notify",
     })  # fmt: skip
     guesses: list[str] = []
     name = _name(top, file_name, guesses)
@@ -82,6 +85,7 @@ def _read(top: Fields, file_name: str, now_s: float | None) -> ClusterSpec:
         budget=read_budget(top, now_s),
         telemetry=read_telemetry(top),
         alerts=read_alerts(top),
+        notify=read_notify(top),
         task=_task(top),
         guesses=(),
     )

@@ -7,11 +7,9 @@ Rights: operate covers submit covers read; `node` is for the nodes' own routes. 
 from __future__ import annotations
 
 import hmac
-import json
 import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -34,48 +32,27 @@ from areal_sky.errors import (
     Unreachable,
 )
 from areal_sky.run.tasks import TaskService
+from areal_sky.run.watch import Watch
+from areal_sky.ui.bodies import MAX_BODY_BYTES, Body, TooLarge, a_field, a_number, json_body, whole
 from areal_sky.ui.nodedoor import NodeDoor
+from areal_sky.ui.watchroutes import add_watch_routes
 
 log = logging.getLogger(__name__)
 _STATUS: dict[type[ArealSkyError], int] = {
     InvalidInput: 422, NotFound: 404, Refused: 409, AlreadyExists: 409, StateError: 503, Unreachable: 503,
 }  # fmt: skip
 _COVERS = {"read": ("read", "submit", "operate"), "submit": ("submit", "operate"), "operate": ("operate",)}
-MAX_BODY_BYTES = 2 * 2**20
 MAX_SUBMIT_BYTES = MAX_PAYLOAD_BYTES + MAX_BODY_BYTES
 MAX_BATCH_BYTES = 128 * 2**20  # 100,000 tasks of a kilobyte each
 MAX_TOLD = 50
+MAX_REPORTS = 10_000
 MAX_HISTORY_S, MAX_POINTS = 7 * 86400.0, 1000
 
 Controller = Callable[[float], None]
 
 
-class _TooLarge(InvalidInput):
-    """The body is larger than its route takes."""
-
-
-def _json_body(limit: int) -> Callable[[Request], Awaitable[dict[str, Any]]]:
-    # Parsed by hand: FastAPI's own way would refuse lone surrogates, which carry the bytes of logs that are no UTF-8.
-    async def parse(request: Request) -> dict[str, Any]:
-        data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > limit:
-                raise _TooLarge(f"the body is larger than {limit // 2**20} MiB")
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            raise InvalidInput("the body is not JSON") from None
-        if not isinstance(value, dict):
-            raise InvalidInput("the body must be a JSON object")
-        return value
-
-    return parse
-
-
-Body = Annotated[dict[str, Any], Depends(_json_body(MAX_BODY_BYTES))]
-BatchBody = Annotated[dict[str, Any], Depends(_json_body(MAX_BATCH_BYTES))]
-SubmitBody = Annotated[dict[str, Any], Depends(_json_body(MAX_SUBMIT_BYTES))]
+BatchBody = Annotated[dict[str, Any], Depends(json_body(MAX_BATCH_BYTES))]
+SubmitBody = Annotated[dict[str, Any], Depends(json_body(MAX_SUBMIT_BYTES))]
 
 
 def create_app(
@@ -85,8 +62,9 @@ def create_app(
     cluster: str,
     on_controller: Controller | None = None,
     now: Callable[[], float] = time.time,
+    watch: Watch | None = None,
 ) -> FastAPI:
-    """The ASGI application. `tokens` maps rights to tokens; `hub` is the TelemetryHub or None.
+    """The ASGI application. `tokens` maps rights to tokens; `hub` is the TelemetryHub or None, `watch` finds anomalies.
 
     `on_controller` is called with the lease that a controller's heartbeat asks for.
     """
@@ -130,7 +108,7 @@ def create_app(
     def list_tasks(request: Request, state: str | None = None) -> Any:
         labels = dict(_label(text) for text in request.query_params.getlist("label"))
         explain = request.query_params.get("explain") == "1"
-        return {"tasks": service.list(state, labels, _whole(request.query_params, "limit", None), explain)}
+        return {"tasks": service.list(state, labels, whole(request.query_params, "limit", None), explain)}
 
     @app.get("/v1/tasks/{task_id}", dependencies=[read])
     def get_task(task_id: str) -> Any:
@@ -147,12 +125,12 @@ def create_app(
     @app.get("/v1/tasks/{task_id}/logs", dependencies=[read])
     def logs(task_id: str, request: Request) -> Any:
         q = request.query_params
-        attempt = _whole(q, "attempt", None)
+        attempt = whole(q, "attempt", None)
         return service.logs(
             task_id,
             stream=q.get("stream", "out"),
-            rank=_whole(q, "rank", 0) or 0,
-            offset=_whole(q, "offset", 0) or 0,
+            rank=whole(q, "rank", 0) or 0,
+            offset=whole(q, "offset", 0) or 0,
             attempt=attempt,
         )
 
@@ -161,8 +139,13 @@ def create_app(
         values = raw.get("metrics")
         if not isinstance(values, dict):
             raise InvalidInput("metrics: expected an object of numbers")
-        service.track_metrics(task_id, values)
+        service.track_metrics(task_id, values, None if raw.get("rank") is None else a_field(raw, "rank", int))
         return {"ok": True}
+
+    @app.get("/v1/tasks/{task_id}/metrics", dependencies=[read])
+    def reports(task_id: str, request: Request) -> Any:
+        limit = whole(request.query_params, "limit", 1000) or 1000
+        return {"reports": service.metrics(task_id, max(1, min(limit, MAX_REPORTS)))}
 
     @app.post("/v1/tasks/{task_id}/checkpoint", dependencies=[submit_or_node])
     def checkpoint(task_id: str) -> Any:
@@ -174,18 +157,18 @@ def create_app(
         low = raw.get("low", False)
         if not isinstance(low, bool):
             raise InvalidInput("low: expected true or false")
-        service.enter_phase(task_id, _field(raw, "phase", str), low)
+        service.enter_phase(task_id, a_field(raw, "phase", str), low)
         return {"ok": True}
 
     @app.post("/v1/runner/logs", dependencies=[node])
     def runner_logs(raw: Body) -> Any:
-        text = _field(raw, "text", str)
+        text = a_field(raw, "text", str)
         next_offset = service.push_log(
-            _field(raw, "task_id", str),
-            _field(raw, "attempt", int),
-            _field(raw, "rank", int),
-            _field(raw, "stream", str),
-            _field(raw, "offset", int),
+            a_field(raw, "task_id", str),
+            a_field(raw, "attempt", int),
+            a_field(raw, "rank", int),
+            a_field(raw, "stream", str),
+            a_field(raw, "offset", int),
             text.encode("utf-8", "surrogateescape"),
         )
         return {"next_offset": next_offset}
@@ -196,21 +179,21 @@ def create_app(
 
     @app.get("/v1/usage", dependencies=[read])
     def usage(request: Request) -> Any:
-        return usage_to_json(service.usage(_number(request.query_params.get("since_s", "0"), "since_s")))
+        return usage_to_json(service.usage(a_number(request.query_params.get("since_s", "0"), "since_s")))
 
     @app.get("/v1/gpus", dependencies=[read])
     def gpus(request: Request) -> Any:
-        seconds = _number(request.query_params.get("seconds", "60"), "seconds")
+        seconds = a_number(request.query_params.get("seconds", "60"), "seconds")
         if hub is None:
             return {"t_s": now(), "seconds": seconds, "nodes": []}
-        points = _whole(request.query_params, "points", None)
+        points = whole(request.query_params, "points", None)
         if points is None:
             return hub.gpus(min(max(0.0, seconds), MAX_HISTORY_S), now())
         return hub.gpus(min(max(1.0, seconds), MAX_HISTORY_S), now(), max(1, min(points, MAX_POINTS)))
 
     @app.post("/v1/replicas/{replica}/drain", dependencies=[operate])
     def drain(replica: str, raw: Body) -> Any:
-        deadline_s = _number(raw.get("deadline_s"), "deadline_s")
+        deadline_s = a_number(raw.get("deadline_s"), "deadline_s")
         return {"nodes": service.drain_replica(replica, str(raw.get("reason", ""))[:500], deadline_s)}
 
     @app.post("/v1/replicas/{replica}/evict", dependencies=[operate])
@@ -223,12 +206,16 @@ def create_app(
             raise Refused(f"this is the head of cluster {cluster}, not of {str(raw.get('cluster'))[:40]}")
         now_s = now()
         orders = hub.ingest(raw, now_s) if hub is not None else None
+        if watch is not None and hub is not None and (sampling := watch.heard(raw, now_s)) is not None:
+            orders = {**(orders or {}), "sampling": sampling}
         return {"lease_s": service.head_env.lease_s, "t_s": now_s, **(orders or {})}
+
+    add_watch_routes(app, cluster, service, hub, watch, now, read=read, submit_or_node=submit_or_node, operate=operate)
 
     @app.post("/v1/controller/heartbeat", dependencies=[operate])
     def controller_heartbeat(raw: Body) -> Any:
         if on_controller is not None:
-            on_controller(_number(raw.get("lease_s", 0), "lease_s"))
+            on_controller(a_number(raw.get("lease_s", 0), "lease_s"))
         return {"ok": True}
 
     @app.exception_handler(ArealSkyError)
@@ -254,20 +241,13 @@ def create_app(
 
 
 def _refusal(e: ArealSkyError) -> tuple[int, dict[str, str]]:
-    if isinstance(e, _TooLarge):
+    if isinstance(e, TooLarge):
         return 413, {"error": "InvalidInput", "message": str(e)}
     return _STATUS.get(type(e), 500), {"error": type(e).__name__, "message": str(e)}
 
 
 def _error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": name, "message": message}, status, headers=dict(headers or {}))
-
-
-def _field(raw: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = raw.get(key)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidInput(f"{key}: expected {'a text' if kind is str else 'a whole number'}")
-    return value
 
 
 def _specs(raws: list[Any]) -> list[TaskSpec]:
@@ -290,23 +270,3 @@ def _label(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise InvalidInput(f"label {text[:40]!r}: expected KEY=VALUE")
     return key, value
-
-
-def _whole(values: Mapping[str, str], key: str, default: int | None) -> int | None:
-    text = values.get(key)
-    if text is None:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidInput(f"{key}: expected a whole number") from None
-
-
-def _number(value: Any, key: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InvalidInput(f"{key}: expected a number")
-    return number

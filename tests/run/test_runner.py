@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import os
 import signal
 import subprocess
@@ -47,11 +48,10 @@ class Head:
         self.streams[stream] = have[:offset] + text.encode("utf-8", "surrogateescape")
         return len(self.streams[stream])
 
-    def track_metrics(self, task_id: str, metrics: dict[str, float]) -> None:
+    def track_metrics(self, task_id: str, metrics: dict[str, float], rank: int | None = None) -> None:
         if self.silent:
             raise Unreachable("no head")
         self.metrics.update(metrics)
-
 
     def checkpointed(self, task_id: str) -> None:
         self.told.append("checkpoint")
@@ -178,7 +178,8 @@ def test_metric_lines_become_metrics(run: Run, head: Head) -> None:
     lines = "echo AREAL_SKY_METRIC reward=0.5 step=3 bad=x; echo no AREAL_SKY_METRIC y=1"
     finished(run(lines + "; printf 'AREAL_SKY_METRIC z=2'; sleep 1"))
     assert head.metrics == {"reward": 0.5, "step": 3.0, "z": 2.0}
-    assert parse_metrics("AREAL_SKY_METRIC a=1e-3 b=inf c=nan =4") == {"a": 0.001}
+    told = parse_metrics("AREAL_SKY_METRIC a=1e-3 b=inf c=nan d=x =4")
+    assert (told["a"], told["b"], str(told["c"]), len(told)) == (0.001, math.inf, "nan", 3)
 
 
 def test_a_rank_tells_of_checkpoints_and_phases(run: Run, head: Head) -> None:

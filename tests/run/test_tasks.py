@@ -349,11 +349,18 @@ def test_metrics_are_checked_kept_and_survive(world: World) -> None:
     task = world.submit()
     world.service.track_metrics(task, {"reward": 0.5, "step": 3})
     world.service.track_metrics(task, {"reward": 0.7})
-    with pytest.raises(InvalidInput, match="not a finite number"):
-        world.service.track_metrics(task, {"x": float("nan")})
+    with pytest.raises(InvalidInput, match="'x' is not a number"):
+        world.service.track_metrics(task, {"x": True})
     world.tick()
     world.start()
     assert world.service.get(task)["metrics"] == {"reward": 0.7, "step": 3.0}
+    world.service.track_metrics(task, {"reward": float("nan")}, rank=0)
+    assert world.service.get(task)["metrics"] == {"step": 3.0}  # it is not what it was
+    told = world.service.metrics(task)
+    assert [r["metrics"] for r in told] == [{"reward": 0.5, "step": 3.0}, {"reward": 0.7}, {"reward": None}]
+    assert told[0]["t_s"] <= told[2]["t_s"]
+    assert "reported (the latest 3 within" in world.story(task)
+    assert "reward no number (0.5 to 0.7), step 3" in world.story(task)
 
 
 def test_logs_are_idempotent_by_offset(world: World) -> None:

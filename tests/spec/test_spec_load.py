@@ -101,7 +101,7 @@ def test_the_full_spec_is_read_field_by_field() -> None:
     assert (spec.telemetry.critical_interval_s, spec.telemetry.normal_interval_s) == (0.1, 1.0)
     assert spec.alerts == (
         AlertSpec(when="gpu_temperature_celsius > 88", metric="gpu_temperature_celsius", op=">", threshold=88, for_s=30,
-                  then="cordon"),
+                  then=("cordon",)),
     )  # fmt: skip
     assert (spec.head.cpus, spec.head.memory_gib, spec.head.accelerators) == (8, 64, ())
     assert spec.idle_shutdown_s == 3600
@@ -227,7 +227,7 @@ node_groups:
 
 
 def test_a_key_with_nothing_after_it_is_an_absent_key() -> None:
-    blocks = "scheduling scaling spot budget telemetry alerts models head node_groups infra idle_shutdown name"
+    blocks = "scheduling scaling spot budget telemetry alerts notify models head node_groups infra idle_shutdown name"
     assert load("".join(f"{b}:\n" for b in blocks.split()) + "resources:\n") == load("resources: {}\n")
 
 
@@ -235,3 +235,25 @@ def test_a_spec_cannot_be_changed() -> None:
     spec = load(ARTICLE)
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.name = "other"  # type: ignore[misc]
+
+
+def test_an_alert_is_one_line_or_a_mapping_or_the_name_of_what_is_found_anyway() -> None:
+    spec = load(
+        """
+alerts:
+  - gpu_temperature_celsius > 88 for 30s then cordon
+  - {when: gpu_temperature_celsius > 88, for: 30s, then: cordon}
+  - "reward<0.1 then notify,requeue"
+  - {when: stall, then: [requeue, sample_fast]}
+  - lost_gpu for 5s then ignore
+  - queue_depth >= 1e3
+notify: {webhook: $HOOK, command: ./page.sh}
+"""
+    )
+    line, mapping, reward, stall, lost, depth = spec.alerts
+    assert line == mapping
+    assert (reward.metric, reward.op, reward.threshold, reward.then) == ("reward", "<", 0.1, ("notify", "requeue"))
+    assert (stall.when, stall.op, stall.then) == ("stall", None, ("requeue", "sample_fast"))
+    assert (lost.when, lost.for_s, lost.then) == ("lost_gpu", 5.0, ("ignore",))
+    assert (depth.threshold, depth.for_s, depth.then) == (1000.0, 0.0, ("notify",))
+    assert (spec.notify.webhook, spec.notify.command) == ("$HOOK", "./page.sh")

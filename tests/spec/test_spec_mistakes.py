@@ -158,6 +158,12 @@ ONE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "alert metric": (
         "alerts: [{when: gpu_temprature_celsius > 88}]", "1:17", ("did you mean `gpu_temperature_celsius`?",)),
     "alert action": ("alerts: [{when: reward < 0, then: explode}]", "1:35", ("expected one of: notify, cordon",)),
+    "alert line": ('alerts: ["reward < 0 for 5 then cordon"]', "1:10", ("`5` is not a duration",)),
+    "alert line action": ('alerts: ["reward < 0 then notify, cordn"]', "1:10", ("did you mean `cordon`?",)),
+    "alert line grammar": ('alerts: ["reward"]', "1:10", ("expected METRIC > NUMBER",)),
+    "alert name": ("alerts: [{when: stal}]", "1:17", ("or one of: stall,", "did you mean `stall`?")),
+    "alert actions": ("alerts: [{when: stall, then: [requeue, 3]}]", "1:40", ("alerts[0].then[1] is `3`",)),
+    "webhook": ("notify: {webhook: hooks.example.com/x}", "1:19", ("is no URL, expected https://", "$NAME")),
     "alert without when": ("alerts: [{for: 1s}]", "1:10", ("has no `when`",)),
     # what passes through
     "service": ("service: {}", "1:1", ("SkyServe",)),

@@ -22,8 +22,10 @@ from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.errors import ArealSkyError, InvalidInput, NotFound, Refused, StateError, Unauthorized, Unreachable
+from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.journal import Journal
 from areal_sky.run.tasks import TaskService
+from areal_sky.run.watch import Watch
 from areal_sky.ui.gateway import create_app
 
 TOKENS = {right: f"{right}-" * 8 for right in ("read", "submit", "operate", "node", "ray")}
@@ -58,7 +60,8 @@ class Head:
         env = HeadEnv("c", "c-head-0", str(folder), groups=(GroupShape("w", GPU4, 1, 1, 2),), lease_s=77.0)
         self.journal = Journal(folder / "journal.db")
         self.service = TaskService(self.ray.connection(), self.journal, FakeClock(), env, self.hub)
-        self.app = create_app(self.service, self.hub, TOKENS, "c", self.controller.append)
+        self.watch = Watch(self.service, AlertStore(folder / "alerts.db"), env)
+        self.app = create_app(self.service, self.hub, TOKENS, "c", self.controller.append, watch=self.watch)
         self.service.tick(1_700_000_000.0)
 
     def client(self, right: str) -> GatewayClient:
@@ -84,7 +87,9 @@ SPEC = TaskSpec("train", command="python train.py", bundle=Bundle(1, 1))
 ROUTES = [
     ("GET", "/v1/tasks", "read"), ("GET", "/v1/tasks/t1", "read"), ("GET", "/v1/tasks/t1/story", "read"),
     ("GET", "/v1/tasks/t1/logs", "read"), ("GET", "/v1/view", "read"), ("GET", "/v1/gpus", "read"),
-    ("GET", "/v1/usage", "read"),
+    ("GET", "/v1/usage", "read"), ("GET", "/metrics", "read"), ("GET", "/v1/alerts", "read"),
+    ("GET", "/v1/tasks/t1/metrics", "read"), ("POST", "/v1/alerts", "submit node"),
+    ("POST", "/v1/nodes/r/0/uncordon", "operate"),
     ("POST", "/v1/tasks", "submit"), ("POST", "/v1/tasks/t1/cancel", "submit"),
     ("POST", "/v1/tasks/t1/metrics", "submit node"), ("POST", "/v1/replicas/r/drain", "operate"),
     ("POST", "/v1/replicas/r/evict", "operate"), ("POST", "/v1/controller/heartbeat", "operate"),
@@ -207,8 +212,10 @@ def test_errors_come_back_as_themselves(head: Head) -> None:
         ("/v1/tasks", b'{"kind": "train", "command": "x", "envs": {"RANK": "1"}}', "set by areal_sky"),
         ("/v1/tasks", b'{"kind": "train", "command": "x", "group": "typo"}', "no group 'typo' (known: w)"),
         ("/v1/tasks/t1/metrics", b'{"metrics": [1]}', "expected an object"),
-        ("/v1/tasks/t1/metrics", b'{"metrics": {"a": "b"}}', "not a finite number"),
+        ("/v1/tasks/t1/metrics", b'{"metrics": {"a": "b"}}', "'a' is not a number"),
         ("/v1/replicas/r/drain", b"{}", "deadline_s: expected a number"),
+        ("/v1/alerts", b"{}", "message: expected a text"),
+        ("/v1/alerts", b'{"message": "x", "metrics": {"a": "b"}}', "metrics.a: expected a number"),
     ],
 )
 def test_wrong_bodies_get_words_not_dumps(head: Head, path: str, content: bytes, words: str) -> None:

@@ -279,8 +279,8 @@ def test_the_python_api(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     with low_phase("eval", "t1"):
         assert (first.info()["phase"], first.info()["phase_low"]) == ("eval", True)
     assert (first.info()["phase"], first.info()["phase_low"]) == ("after eval", False)
-    assert [text for _, text in first.why()][-3:] == [
-        "saved a checkpoint", "phase eval: leaves its GPUs idle", "phase after eval"
+    assert [text for _, text in first.why()][-4:] == [
+        "saved a checkpoint", "phase eval: leaves its GPUs idle", "phase after eval", "reported (once): reward 1"
     ]  # fmt: skip
     with pytest.raises(Refused, match="t2 does not run: it is queued"):
         checkpointed("t2")

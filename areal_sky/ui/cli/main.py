@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("areal_sky.ui.cli.top:top", "Live GPUs."),
     "why": ("areal_sky.ui.cli.story:why", "The story of a task, replica or group."),
     "events": ("areal_sky.ui.cli.story:events", "What happened, in order."),
+    "alerts": ("areal_sky.ui.cli.alerts:alerts", "What is wrong, since when, and what was done about it."),
     "cost": ("areal_sky.ui.cli.cost:cost", "The bill so far, by group, role, replica or task."),
     "demo": ("areal_sky.ui.cli.demo:demo", "The whole loop on this machine in about a minute."),
 }

@@ -73,13 +73,16 @@ def _serve(head: Head) -> int:
     # Imported after Ray's daemon has been started: its boot and these imports overlap.
     import uvicorn
 
+    from areal_sky.adapters.notices import Notices
     from areal_sky.adapters.raycluster import RayClusterAdapter
     from areal_sky.adapters.windowstore import WindowStore
+    from areal_sky.run.alertstore import AlertStore
     from areal_sky.run.clock import SystemClock
     from areal_sky.run.hub import TelemetryHub
     from areal_sky.run.journal import Journal
     from areal_sky.run.runner import Runner, runner_arguments
     from areal_sky.run.tasks import TaskService
+    from areal_sky.run.watch import Watch
     from areal_sky.ui.gateway import create_app
 
     stop = threading.Event()
@@ -92,7 +95,12 @@ def _serve(head: Head) -> int:
         ray = RayClusterAdapter(head.ray_address, head.tokens.get("ray", ""), Runner, runner_arguments, head.ray_tmp)
         service = TaskService(ray, journal, SystemClock(), head.env, hub, steady=time.monotonic)
         stop_on_signals(stop)  # again: Ray has put its own handlers in place
-        app = create_app(service, hub, head.tokens, head.env.cluster, on_controller=lambda _: head.controller_seen())
+        notices = Notices(head.env.webhook, head.env.alert_command, os.environ)
+        watch = Watch(service, AlertStore(head.state_dir / "alerts.db"), head.env, notices)
+        threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True).start()
+        app = create_app(
+            service, hub, head.tokens, head.env.cluster, on_controller=lambda _: head.controller_seen(), watch=watch
+        )
         config = uvicorn.Config(app, ws="none", log_level="warning", access_log=False)
         sockets = [listening(host, head.env.gateway_port) for host in head.bind_hosts]
         threading.Thread(target=_served(uvicorn.Server(config), sockets, stop), name="gateway", daemon=True).start()

@@ -1,0 +1,209 @@
+"""What a GPU's windows tell of its health: lost, driver errors, memory errors, heat, memory that will run out."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from areal_sky.core.baseline import Series, trend
+from areal_sky.core.findings import Finding, Kind, Where
+from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.units import format_duration
+
+# NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors): these are the application's doing, not the device's.
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})
+# And after these the device does not work until it is reset.
+BROKEN_XIDS = frozenset({48, 61, 62, 64, 74, 79, 95, 119, 120})
+XIDS = {
+    13: "graphics engine exception", 31: "memory page fault of a program", 43: "a program's channel was stopped",
+    45: "a program was ended", 48: "double-bit memory error", 61: "internal microcontroller fault",
+    62: "internal microcontroller halt", 63: "memory row remapped", 64: "memory row could not be remapped",
+    68: "video processor exception", 74: "NVLink error", 79: "fell off the bus", 92: "many single-bit memory errors",
+    94: "contained memory error", 95: "uncontained memory error", 119: "GSP does not answer", 120: "GSP error",
+}  # fmt: skip
+XID_SHOWN_S = 120.0  # an error is an event: the finding lasts this long after the latest
+
+THERMAL = ("thermal",)  # in the names of throttle reasons that are heat; power caps and idle clocks are not
+THROTTLED_S = 5.0  # of the latest HEAT_S
+HEAT_S = 10.0
+HOT_CELSIUS = 80.0  # below this no device is called hot, however cool the others are
+HOTTER_CELSIUS = 10.0  # than the neighbours that work as much
+SAME_LOAD = 0.3
+
+LEAK_EVERY_S = 10.0
+LEAK_SPANS_S = (180.0, 420.0, 900.0)  # growth is looked for in the latest so many seconds
+LEAK_WARM_S = 120.0  # a task that starts fills its memory
+LEAK_HORIZON_S = 3600.0
+LEAK_WATCHED = 0.25  # of the time until memory runs out, growth must have been watched
+LEAK_RISING = 0.85  # nearly every pair of points rises: sawteeth and noise stay far below
+LEAK_GROWTH = 0.01  # of the device's memory
+LEAK_STEADY = 0.6  # a cache that fills up flattens; a leak does not
+LEAK_GOES_ON = 0.5  # what is taken for a leak is so until it rises half as surely and steadily
+LEAK_POINTS = 15  # that a trend is drawn through
+
+
+class DeviceWatch:
+    """One GPU. Windows come in order; all times are those of their ends, on the head's clock."""
+
+    __slots__ = (
+        "_ecc", "_ecc_s", "_heat", "_leak", "_leak_look_s", "_lost_s", "_memory", "_owner", "_owner_s", "_throttled",
+        "_xid", "_xid_s", "latest",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.latest: GpuWindow | None = None
+        self._lost_s: float | None = None
+        self._xid: int | None = None
+        self._xid_s = 0.0
+        self._ecc: int | None = None  # the count that is known, and when it rose last
+        self._ecc_s: float | None = None
+        self._throttled: deque[tuple[float, str]] = deque()
+        self._heat: float | None = None  # since when it is hotter than its neighbours
+        self._owner = ""
+        self._owner_s = 0.0
+        self._memory = Series(LEAK_SPANS_S[-1], LEAK_EVERY_S)
+        self._leak: tuple[float, str, dict[str, float]] | None = None
+        self._leak_look_s = 0.0
+
+    def see(self, w: GpuWindow, owner: str) -> None:
+        """Takes a window; `owner` is the one run (task and attempt) on the device, empty where none or several."""
+        self.latest = w
+        if w.validity is Validity.LOST:
+            self._lost_s = w.start_s if self._lost_s is None else self._lost_s
+        else:
+            self._lost_s = None
+        if w.xid is not None:
+            self._xid, self._xid_s = w.xid, w.end_s
+        if w.ecc_uncorrected is not None:
+            if self._ecc is not None and w.ecc_uncorrected > self._ecc:
+                self._ecc_s = w.end_s
+            self._ecc = w.ecc_uncorrected
+        if w.throttle and (hot := [r for r in w.throttle if any(t in r for t in THERMAL)]):
+            self._throttled.append((w.end_s, hot[0]))
+        while self._throttled and self._throttled[0][0] <= w.end_s - HEAT_S:
+            self._throttled.popleft()
+        if owner != self._owner:
+            self._owner, self._owner_s, self._leak = owner, w.end_s, None
+            self._memory.points.clear()
+        if owner and w.memory_used_gib is not None and w.end_s - self._owner_s >= LEAK_WARM_S:
+            self._memory.add(w.end_s, w.memory_used_gib)
+
+    def suspicious(self) -> bool:
+        """Whether it is worth to ask for findings: False for the healthy, which are nearly all, at little cost."""
+        w = self.latest
+        return w is not None and (
+            self._lost_s is not None or self._xid is not None or self._ecc_s is not None or bool(self._throttled)
+            or self._leak is not None or self._leak_due()
+            or (w.temperature_celsius is not None and w.temperature_celsius >= HOT_CELSIUS) or self._heat is not None
+        )  # fmt: skip
+
+    def findings(self, where: Where, peers: Sequence[GpuWindow], now_s: float) -> Iterator[Finding]:
+        """What is wrong with it now. `peers`: the latest windows of the other GPUs of its node."""
+        w = self.latest
+        if w is None:
+            return
+        if self._lost_s is not None:
+            yield Finding(Kind.LOST_GPU, where, self._lost_s, f"the GPU is lost ({w.name})", w.error or "NVML: lost")
+        if self._xid is not None and now_s - self._xid_s > XID_SHOWN_S:
+            self._xid = None
+        if self._xid is not None:
+            words = XIDS.get(self._xid, "see NVIDIA's XID catalogue")
+            whose = "a program's doing" if self._xid in APPLICATION_XIDS else "the device's or the driver's"
+            yield Finding(
+                Kind.XID, where, self._xid_s, f"the driver reports XID {self._xid}: {words}", whose,
+                metrics={"gpu_xid": self._xid},
+            )  # fmt: skip
+        if self._ecc_s is not None:
+            yield Finding(
+                Kind.ECC, where, self._ecc_s, "uncorrectable memory errors", f"the count has risen to {self._ecc}",
+                metrics={"gpu_ecc_uncorrected": float(self._ecc or 0)},
+            )  # fmt: skip
+        yield from self._hot(w, where, peers)
+        if w.end_s - self._leak_look_s >= LEAK_EVERY_S:
+            self._leak_look_s = w.end_s
+            self._leak = self._leaks(w)
+        if self._leak is not None:
+            since_s, evidence, metrics = self._leak
+            left = format_duration(round(metrics["seconds_to_oom"], -1))
+            what = f"GPU memory grows and will run out in about {left}"
+            yield Finding(Kind.MEMORY_LEAK, where, since_s, what, evidence, metrics=metrics)
+
+    def _hot(self, w: GpuWindow, where: Where, peers: Sequence[GpuWindow]) -> Iterator[Finding]:
+        celsius = "of unknown temperature" if w.temperature_celsius is None else f"at {w.temperature_celsius:.0f} °C"
+        metrics = {} if w.temperature_celsius is None else {"gpu_temperature_celsius": w.temperature_celsius}
+        if len(self._throttled) >= THROTTLED_S:
+            since_s, reason = self._throttled[0]
+            evidence = f"{reason} in {len(self._throttled)} of the last {HEAT_S:.0f} s, {celsius}"
+            yield Finding(
+                Kind.HEAT, where, since_s, "the GPU is slowed down for its heat", evidence, metrics=metrics
+            )
+            return
+        warm = w.temperature_celsius
+        usual = _usual_celsius(w, peers) if warm is not None and warm >= HOT_CELSIUS else None
+        if warm is None or usual is None or warm < usual + HOTTER_CELSIUS:
+            self._heat = None
+            return
+        self._heat = w.end_s if self._heat is None else self._heat
+        if w.end_s - self._heat >= HEAT_S:
+            evidence = f"{celsius}, its neighbours with the same load at {usual:.0f} °C"
+            yield Finding(
+                Kind.HEAT, where, self._heat, "the GPU is much hotter than its neighbours", evidence, metrics=metrics
+            )
+
+    def _leak_due(self) -> bool:
+        points = self._memory.points
+        return (
+            len(points) > 3 and points[-1][0] - self._leak_look_s >= LEAK_EVERY_S and points[-1][1] > points[0][1]
+        )  # fmt: skip
+
+    def _leaks(self, w: GpuWindow) -> tuple[float, str, dict[str, float]] | None:
+        points = list(self._memory.points)
+        less = 1.0 if self._leak is None else LEAK_GOES_ON
+        for span_s in LEAK_SPANS_S:
+            first = next((i for i, (t_s, _) in enumerate(points) if t_s >= w.end_s - span_s), len(points))
+            found = self._leak_within(points[:first], points[first:], w.memory_total_gib or 0.0, less)
+            if found is not None:
+                return found
+        return None
+
+    def _leak_within(
+        self, before: list[tuple[float, float]], points: list[tuple[float, float]], total_gib: float, less: float
+    ) -> tuple[float, str, dict[str, float]] | None:
+        """A leak in `points`; `before` is what the device held earlier, which growth must exceed. `less`: of the
+        evidence will do.
+        """
+        if len(points) < 4 or points[-1][1] - points[0][1] < LEAK_GROWTH * total_gib:
+            return None
+        horizon_s, watched_s = LEAK_HORIZON_S / less, points[-1][0] - points[0][0]
+        if watched_s < 0.9 * LEAK_SPANS_S[0] or points[-1][1] <= max((v for _, v in before), default=0.0):
+            return None
+        # Cheap first: a straight line through both ends would not do either.
+        left_s = (total_gib - points[-1][1]) * watched_s / (points[-1][1] - points[0][1])
+        if left_s > 1.5 * horizon_s or watched_s < less * LEAK_WATCHED * left_s / 1.5:
+            return None
+        found = trend(points[:: -(-len(points) // LEAK_POINTS)])
+        if found.slope <= 0 or found.rising < less * LEAK_RISING or found.late_slope < less * LEAK_STEADY * found.slope:
+            return None
+        left_s = max(0.0, total_gib - points[-1][1]) / found.slope
+        if left_s > horizon_s or watched_s < less * LEAK_WATCHED * left_s:
+            return None
+        evidence = (
+            f"{points[0][1]:.1f} to {points[-1][1]:.1f} of {total_gib:.0f} GiB within "
+            f"{format_duration(round(watched_s))}, {found.slope * 60:.2g} GiB a minute"
+        )
+        since_s = points[0][0] if self._leak is None else self._leak[0]
+        return since_s, evidence, {"gib_per_minute": found.slope * 60, "seconds_to_oom": left_s}
+
+
+def _usual_celsius(w: GpuWindow, peers: Iterable[GpuWindow]) -> float | None:
+    """The middle temperature of three or more neighbours that work as much; None where there are no such."""
+    if w.utilization_mean is None:
+        return None
+    alike = [
+        p.temperature_celsius
+        for p in peers
+        if p.temperature_celsius is not None and p.utilization_mean is not None
+        and abs(p.utilization_mean - w.utilization_mean) <= SAME_LOAD
+    ]  # fmt: skip
+    return statistics.median(alike) if len(alike) >= 3 else None
