@@ -190,6 +190,8 @@ def _observed(
             since_s = seen.missing_since_s.get(r.name)
             if since_s is not None and now_s - since_s > patience.lost_s:
                 return ReplicaLost(r.name, f"Ray has missed nodes of it for {now_s - since_s:.0f} s")
+            if r.state is S.READY and _evicted(r, seen.view):
+                return DrainStarted(r.name, "evicted: the head gives it no new work", now_s + patience.drain_s)
         case S.TERMINATING if machine is None:
             return ReplicaGone(r.name)
         case S.TERMINATING if machine is not None and machine.state is MachineState.STOPPING:
@@ -219,6 +221,12 @@ def _joined(r: Replica, view: HeadView | None) -> bool:
 
 def _nodes_alive(view: HeadView, r: Replica) -> int:
     return sum(1 for n in view.nodes if n.replica == r.name)
+
+
+def _evicted(r: Replica, view: HeadView | None) -> bool:
+    """Whether somebody else than us has told the head to empty it: nothing else would ever end it."""
+    load = view.load(r.name) if view is not None else None
+    return r.group != HEAD_GROUP and load is not None and load.draining
 
 
 def _drained(r: Replica, view: HeadView | None, now_s: float) -> str:
