@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 
 from areal_sky.adapters.fakes import FakeClock, MemoryEvents
+from areal_sky.core.admission import PATIENCE_S
 from areal_sky.core.events import ClusterCreated, Record
 from areal_sky.core.model import HEAD_GROUP, LaunchPlan, MachineState
 from areal_sky.core.pools import Pool
 from areal_sky.core.queueing import OrderPolicy
 from areal_sky.core.scaling import Policy
+from areal_sky.run.admitting import MIN_RUNTIME_S
 from areal_sky.run.controller import REPEAT_S, Controller, first_wishes
 from areal_sky.run.simulation.cloud import Guest, VirtualCloud, VirtualMachine
 from areal_sky.run.simulation.head import VirtualHead
@@ -52,7 +54,10 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A policy under comparison. `known`: what its order may know of the future; `patience_s`: see Admission."""
+    """A policy under comparison. `known`: what its order may know of the future; `patience_s`: see Admission.
+
+    `exact_estimates`: the scheduler is told how long each task will run.
+    """
 
     name: str
     spec: ClusterSpec
@@ -61,7 +66,8 @@ class Choice:
     order: OrderPolicy
     known: Clairvoyance
     preemptible: bool = True
-    patience_s: float = 300.0
+    patience_s: float = PATIENCE_S
+    exact_estimates: bool = False
 
 
 class Simulation(Guest):
@@ -77,6 +83,7 @@ class Simulation(Guest):
         self.tasks = TaskWorld(
             START_S, choice.order, pools_of(spec), weights={p.model_type: p.weight for p in spec.scheduling.priority},
             known=choice.known, patience_s=choice.patience_s, preemptible=choice.preemptible,
+            min_runtime_s=MIN_RUNTIME_S,
         )  # fmt: skip
         self.head = VirtualHead(clock, self.tasks, self._at, self._idle)
         self.cloud = VirtualCloud(clock, scenario.world, scenario.seed, self._at, self, scenario.spot)
@@ -85,7 +92,8 @@ class Simulation(Guest):
         self.controller = Controller(
             spec, choice.plan, self._store, self.cloud, self.head, clock, choice.scaling, SKY_PATIENCE
         )
-        self.tasks.expect(scenario.tasks)
+        exact = choice.exact_estimates
+        self.tasks.expect(replace(t, estimate_s=t.duration_s) if exact else t for t in scenario.tasks)
         self.runs = [RlRun(r, self.tasks, lots(scenario.seed, "run", r.name)) for r in scenario.runs]
         self._run_of = {task_id: run for run in self.runs for task_id in run.task_ids}
         self.tasks.on_start = self._started

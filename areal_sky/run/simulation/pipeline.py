@@ -40,15 +40,15 @@ class Profile:
     step_s: float = 2.0
 
 
-# The first two speeds: least squares on AReaL's scaling figure (H800, 3/4 of the GPUs for rollouts, 512 trajectories a
-# step, eta 4; `docs/simulator.md` has the points). Mean lengths: tokens/s of that figure x seconds per step (blog
-# AReaL_v0_3: 1,000 steps in 14.8 h on 128 GPUs for 1.5B, in 25.4 h on 192 for 7B) / 512; for 32B assumed as for 7B.
-# Trainers are assumed to keep up with a tenth to spare on 1/4 of the GPUs, sigma and growth are assumed: the papers say
-# that lengths vary much and grow as training goes on (DeepSeek-R1, arXiv 2501.12948, figure 3), not how.
+# The first two speeds: fitted to AReaL's scaling figure (H800, 3/4 of the GPUs for rollouts, 512 trajectories a step,
+# eta 4); docs/simulator.md has the points and how near they come. Mean lengths: tokens/s of that figure x seconds per
+# step (blog AReaL_v0_3: 1,000 steps in 14.8 h on 128 GPUs for 1.5B, in 25.4 h on 192 for 7B) / 512; for 32B as for 7B.
+# Trainers are assumed to keep up with some to spare on 1/4 of the GPUs; sigma and growth are assumed, too: the papers
+# say that lengths vary much and grow as training goes on (DeepSeek-R1, arXiv 2501.12948, figure 3), not how.
 PROFILES: Mapping[str, Profile] = {
-    "1.5b": Profile("1.5b", 1375.0, 200.0, 4900.0, 10_500.0),
-    "7b": Profile("7b", 459.0, 105.0, 1640.0, 8_700.0),
-    "32b": Profile("32b", 99.0, 178.0, 352.0, 8_700.0),
+    "1.5b": Profile("1.5b", 1400.0, 220.0, 4900.0, 10_500.0),
+    "7b": Profile("7b", 445.0, 125.0, 1640.0, 8_700.0),
+    "32b": Profile("32b", 100.0, 200.0, 352.0, 8_700.0),
 }
 
 

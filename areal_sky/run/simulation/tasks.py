@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from areal_sky.core.admission import Admission, Entry, OrderPolicy, Place, Pool, Preempt
+from areal_sky.core.admission import PATIENCE_S, Admission, Entry, OrderPolicy, Place, Pool, Preempt
 from areal_sky.core.gangs import Ask
 from areal_sky.core.room import empty_room
 from areal_sky.core.taskmodel import PREEMPTIBLE_KINDS
@@ -50,7 +50,7 @@ class TaskWorld:
         *,
         weights: Mapping[str, float] | None = None,
         known: Clairvoyance | None = None,
-        patience_s: float = 300.0,
+        patience_s: float = PATIENCE_S,
         preemptible: bool = True,
         min_runtime_s: float = 0.0,
     ):

@@ -29,7 +29,8 @@ FAULTS_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
 class World:
     """Shares are 0..1, rates 0 or more. Without a trace each spot machine is reclaimed at `reclaims_per_hour`.
 
-    `launch_sigma`: of the log-normal launch time around its median. `join_s`: from up to a live Ray node.
+    `launch_sigma`: of the log-normal launch time around its median, which is the cloud's (`LAUNCH_S`) unless
+    `launch_median_s` is given. `join_s`: from up to a live Ray node.
     `failed_launch_frac`: by market, launches that end in an error. `refused_s`: until a cloud says that it has no
     capacity. `api_error_frac`: calls that fail; `lost_reply_frac`: calls that work and whose answer is lost.
     `partitions_per_day`: times that nobody reaches the head, `silences_per_day`: nor the cloud's API, each for
@@ -37,6 +38,7 @@ class World:
     """
 
     launch_sigma: float = 0.3
+    launch_median_s: float | None = None
     join_s: float = 20.0
     stop_s: float = 30.0
     refused_s: float = 30.0
@@ -75,7 +77,8 @@ def lots(seed: int, *purpose: object) -> random.Random:
 
 def launch_s(world: World, cloud: str, draw: random.Random) -> float:
     """Seconds until a machine is up."""
-    return LAUNCH_S.get(cloud, OTHER_LAUNCH_S) * draw.lognormvariate(0.0, world.launch_sigma)
+    median_s = LAUNCH_S.get(cloud, OTHER_LAUNCH_S) if world.launch_median_s is None else world.launch_median_s
+    return median_s * draw.lognormvariate(0.0, world.launch_sigma)
 
 
 def outages(seed: int, what: str, per_day: float, mean_s: float, until_s: float) -> list[tuple[float, float]]:
