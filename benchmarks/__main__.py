@@ -20,7 +20,7 @@ from areal_sky.errors import InvalidInput
 # name -> what it tells
 BENCHMARKS = {
     "cli_startup": "how long `areal-sky --help` and `areal-sky check FILE` take",
-    "controller_tick": "one tick() over 100 replicas, and the memory of an idle controller",
+    "controller_tick": "one tick() over 100 and over 1,000 replicas, and the memory of an idle controller",
     "scheduler_throughput": "speed and memory of the admission engine at scale, against Ray and Slurm",
     "local_up": "`up` on local to the first task running, against bare Ray",
     "task_latency": "submit to running command, against a bare Ray placement group and actor",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from areal_sky.adapters.traces import TraceTask
@@ -18,18 +18,12 @@ from areal_sky.core.admission import Admission, Entry, OrderPolicy, Place, Preem
 from areal_sky.core.gangs import Ask
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import NodeRoom
+from areal_sky.run.simulation.simtask import Clairvoyance
 
 LOAD = 0.8
 LOST_S = 60.0
 GPUS_PER_NODE = 8
 SETTLE_S = 1.0
-
-
-@dataclass(slots=True)
-class Clairvoyance:
-    """What only those orders may look at that claim to know the future: seconds of service each task needs in all."""
-
-    needs_s: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,12 +117,12 @@ def track_missing(
     """Since when each READY replica lacks live Ray nodes. A head that does not answer proves nothing."""
     if view is None:
         return {}
-    missing = {
-        r.name
+    alive = view.nodes_alive()
+    return {
+        r.name: before.get(r.name, now_s)
         for r in state.replicas.values()
-        if r.group != HEAD_GROUP and r.state in (S.READY, S.DRAINING) and _nodes_alive(view, r) < r.nodes
+        if r.group != HEAD_GROUP and r.state in (S.READY, S.DRAINING) and alive.get(r.name, 0) < r.nodes
     }
-    return {name: before.get(name, now_s) for name in missing}
 
 
 def observe(state: ClusterState, seen: Observation, now_s: float, patience: Patience) -> list[Event]:
@@ -216,11 +216,7 @@ def launch_failed(
 def _joined(r: Replica, view: HeadView | None) -> bool:
     if view is None:
         return False
-    return r.group == HEAD_GROUP or _nodes_alive(view, r) >= r.nodes
-
-
-def _nodes_alive(view: HeadView, r: Replica) -> int:
-    return sum(1 for n in view.nodes if n.replica == r.name)
+    return r.group == HEAD_GROUP or view.nodes_alive().get(r.name, 0) >= r.nodes
 
 
 def _evicted(r: Replica, view: HeadView | None) -> bool:

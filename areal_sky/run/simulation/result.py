@@ -38,7 +38,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The world at one moment. GPUs by state (`STATES`) and by market ("spot", "on_demand"); dollars since the start."""
+    """The world at one moment: GPUs by state (`STATES`) and by market ("spot", "on_demand"), dollars so far."""
 
     t_s: float
     gpus: Mapping[str, float]

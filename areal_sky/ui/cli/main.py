@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "why": ("areal_sky.ui.cli.story:why", "The story of a task, replica or group."),
     "events": ("areal_sky.ui.cli.story:events", "What happened, in order."),
     "cost": ("areal_sky.ui.cli.cost:cost", "The bill so far, by group, role, replica or task."),
+    "simulate": ("areal_sky.ui.cli.simulate:simulate", "Run a spec in a virtual world; compare policies."),
     "demo": ("areal_sky.ui.cli.demo:demo", "The whole loop on this machine in about a minute."),
 }
 HIDDEN: dict[str, str] = {
