@@ -27,13 +27,14 @@ BENCHMARKS = {
     "placement": "GPUs left over when the Alibaba cluster is full: ours, best fit, fragmentation gradient descent",
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
     "random_histories": "crashes, lost calls, partitions in any order: what of the invariants does not hold",
+    "spot_replay": "13 days of spot capacity under nine market policies: what each saves, how long that takes",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")
 
 
 # name -> what it can be given
-OPTIONS = {"scheduler_quality": ("traces",), "placement": ("nodes", "pods")}
+OPTIONS = {"scheduler_quality": ("traces",), "placement": ("nodes", "pods"), "spot_replay": ("traces",)}
 
 
 def measure(name: str, options: dict[str, str]) -> dict[str, Any]:
