@@ -25,6 +25,8 @@ from areal_sky.run.simulation.world import (
 )  # fmt: skip
 
 S = MachineState
+# (market, zone, dollars per node and hour in the plan, at most so many: spot is never dearer than on demand)
+Tariff = tuple[str, str, float | None, float | None]
 
 
 class Guest:
@@ -50,7 +52,8 @@ class VirtualMachine:
     no_capacity: bool = False
     dead: set[int] = field(default_factory=set[int])
     leaving: bool = False  # reclaimed, its notice runs
-    counted: bool = True  # it is paid for, and takes room of its zone
+    counted: bool = False  # it is paid for, and takes room of its zone
+    seen: Machine | None = None  # as the cloud lists it, while that holds
 
     @property
     def offer(self) -> Offer:
@@ -58,10 +61,11 @@ class VirtualMachine:
         return (plan.spot_offer if self.market == "spot" else plan.on_demand_offer) or plan.offer
 
     @property
-    def usd_per_hour(self) -> float | None:
-        """At the price of the plan."""
-        price = self.offer.price_usd_per_hour
-        return None if price is None else price * self.plan.nodes_per_replica
+    def tariff(self) -> Tariff:
+        """What it costs, whatever the hour."""
+        regular = self.plan.on_demand_offer
+        limit = regular.price_usd_per_hour if regular is not None and self.market == "spot" else None
+        return self.market, self.zone, self.offer.price_usd_per_hour, limit
 
 
 class VirtualCloud:
@@ -85,6 +89,7 @@ class VirtualCloud:
         self._listed: tuple[Machine, ...] | None = ()
         self._calls = 0
         self._billed_s = clock.now_s
+        self._nodes_at: dict[Tariff, int] = {}  # nodes that are paid for now
         self.silent = False
         self.refused = 0  # calls that raised
         self.version = 0  # changes with every change that `machines` would show
@@ -110,13 +115,7 @@ class VirtualCloud:
         if self.silent:
             raise Unreachable("the cloud's API does not answer")
         if self._listed is None:
-            self._listed = tuple(
-                Machine(
-                    m.replica, m.state, m.plan.nodes_per_replica - len(m.dead) if m.state is S.UP else 0,
-                    error=m.error, no_capacity=m.no_capacity, request_id=m.request_id,
-                )
-                for m in self._machines.values()
-            )  # fmt: skip
+            self._listed = tuple(m.seen or _seen(m) for m in self._machines.values())
         return self._listed
 
     def terminate(self, replica: str) -> None:
@@ -146,11 +145,13 @@ class VirtualCloud:
             hour = math.floor((self._billed_s - self._start_s) / HOUR_S + 1e-9)
             until_s = min(now_s, self._start_s + (hour + 1) * HOUR_S)
             hours = (until_s - self._billed_s) / HOUR_S
-            for m in self._machines.values():
-                if m.counted and (usd := self._usd_per_hour(m)) is not None:
-                    self.usd[m.market] += usd * hours
-                elif m.counted:
-                    self.unpriced_hours += hours * m.plan.nodes_per_replica
+            for (market, zone, usd, limit), nodes in self._nodes_at.items():
+                if usd is None:
+                    self.unpriced_hours += hours * nodes
+                    continue
+                if market == "spot":
+                    usd *= self._prices.factor(zone, self._billed_s - self._start_s)
+                self.usd[market] += (usd if limit is None else min(usd, limit)) * nodes * hours
             self._billed_s = until_s
         return dict(self.usd)
 
@@ -177,14 +178,14 @@ class VirtualCloud:
         m = VirtualMachine(
             request.replica, request.plan, request.market, zone or "", attempt, f"virtual-{request.replica}-{attempt}"
         )
-        self.bill()
         self._machines[m.replica] = m
         self.launches += 1
         now_s, world = self._clock.now_s, self._world
         draw = lots(self._seed, "launch", m.replica, attempt)
         up_s = launch_s(world, m.offer.cloud, draw)
+        if zone is not None:
+            self._count(m, True)
         if zone is None:
-            m.counted = False
             self._at(now_s + world.refused_s, lambda: self._fail(m, "no spot capacity in any zone", True))
         elif draw.random() < world.failed_launch_frac.get(m.market, 0.0):
             self._at(now_s + up_s, lambda: self._fail(m, "the launch ended in an error", False))
@@ -213,8 +214,8 @@ class VirtualCloud:
     def _fail(self, m: VirtualMachine, error: str, no_capacity: bool) -> None:
         if self._machines.get(m.replica) is m and m.state is S.STARTING:
             self.launch_failures += 1
-            self.bill()
-            m.error, m.no_capacity, m.counted = error, no_capacity, False
+            m.error, m.no_capacity = error, no_capacity
+            self._count(m, False)
             self._to(m, S.FAILED)
 
     def _come_up(self, m: VirtualMachine) -> None:
@@ -279,23 +280,30 @@ class VirtualCloud:
 
     def _remove(self, m: VirtualMachine) -> None:
         if self._machines.get(m.replica) is m:
-            self.bill()
+            self._count(m, False)
             del self._machines[m.replica]
             self._to(m, S.STOPPING)
 
+    def _count(self, m: VirtualMachine, counted: bool) -> None:
+        """It is paid for, from now on or no more."""
+        if m.counted != counted:
+            self.bill()
+            m.counted = counted
+            nodes = m.plan.nodes_per_replica if counted else -m.plan.nodes_per_replica
+            self._nodes_at[m.tariff] = self._nodes_at.get(m.tariff, 0) + nodes
+
     def _to(self, m: VirtualMachine, state: MachineState) -> None:
-        m.state = state
+        m.state, m.seen = state, None
         self._changed()
 
     def _changed(self) -> None:
         self._listed = None
         self.version += 1
 
-    def _usd_per_hour(self, m: VirtualMachine) -> float | None:
-        usd = m.usd_per_hour
-        if usd is None or m.market != "spot":
-            return usd
-        regular = m.plan.on_demand_offer
-        limit = regular.price_usd_per_hour if regular else None
-        usd *= self._prices.factor(m.zone, self._billed_s - self._start_s)
-        return usd if limit is None else min(usd, limit * m.plan.nodes_per_replica)
+
+def _seen(m: VirtualMachine) -> Machine:
+    m.seen = Machine(
+        m.replica, m.state, m.plan.nodes_per_replica - len(m.dead) if m.state is S.UP else 0, error=m.error,
+        no_capacity=m.no_capacity, request_id=m.request_id,
+    )  # fmt: skip
+    return m.seen

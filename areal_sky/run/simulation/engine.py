@@ -85,7 +85,7 @@ class Simulation(Guest):
             known=choice.known, patience_s=choice.patience_s, preemptible=choice.preemptible,
             min_runtime_s=MIN_RUNTIME_S,
         )  # fmt: skip
-        self.head = VirtualHead(clock, self.tasks, self._at, self._idle)
+        self.head = VirtualHead(clock, self.tasks, self._at, self._idle, spec.scaling.idle_s)
         self.cloud = VirtualCloud(clock, scenario.world, scenario.seed, self._at, self, scenario.spot)
         self._store = MemoryEvents()
         self._store.append(clock.now(), ClusterCreated(spec.name), *first_wishes(choice.plan))

@@ -22,13 +22,14 @@ class _Replica:
     nodes: list[VirtualNode] = field(default_factory=list[VirtualNode])
     drain_s: float | None = None  # its deadline
     load: ReplicaLoad | None = None
+    idle_since_s: float | None = None
 
 
 class VirtualHead:
     """See the module. `at` calls something at a time, `idle` is called when a replica has become idle.
 
-    `silent`: nobody can reach it. `version` changes with the nodes that the controller would see, and when a draining
-    one is free of tasks.
+    `silent`: nobody can reach it. `version` changes with the nodes that the controller would see, when a draining one
+    is free of tasks, and when one gets work that had been idle for `idle_s`.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class VirtualHead:
         tasks: TaskWorld,
         at: Callable[[float, Callable[[], None]], None],
         idle: Callable[[float], None],
+        idle_s: float,
     ):
         self._clock = clock
         self._tasks = tasks
         self._at = at
-        self._idle = idle
+        self._idle, self._idle_s = idle, idle_s
         self._replicas: dict[str, _Replica] = {}
         self._demand: tuple[GangDemand, ...] = ()
         self._demand_of = -1
@@ -92,7 +94,7 @@ class VirtualHead:
         known.load = None
         self.version += 1
         self._tasks.add_node(node, self._clock.now_s, market)
-        self._idle(self._clock.now_s)
+        self._rest(known)
 
     def left(self, replica: str, index: int | None, reclaimed: bool) -> None:
         """A node (None: every one) of the replica is gone."""
@@ -131,9 +133,7 @@ class VirtualHead:
     def idle_since_s(self) -> list[float]:
         """Since when each replica that takes work has been idle, of those that are."""
         return [
-            max(n.idle_since_s or 0.0 for n in r.nodes)
-            for r in self._replicas.values()
-            if r.drain_s is None and r.nodes and not any(n.tasks for n in r.nodes)
+            r.idle_since_s for r in self._replicas.values() if r.drain_s is None and r.idle_since_s is not None
         ]
 
     def gpus(self) -> dict[str, float]:
@@ -152,11 +152,19 @@ class VirtualHead:
         if known is None:
             return
         known.load = None
-        if not node.tasks and not any(n.tasks for n in known.nodes):
-            if known.drain_s is None:
-                self._idle(self._clock.now_s)
-            else:
-                self.version += 1
+        if node.tasks:
+            since_s, known.idle_since_s = known.idle_since_s, None
+            self.version += since_s is not None and self._clock.now_s - since_s >= self._idle_s
+        elif not any(n.tasks for n in known.nodes):
+            self._rest(known)
+
+    def _rest(self, known: _Replica) -> None:
+        """It has nothing to do from now on."""
+        known.idle_since_s = self._clock.now_s
+        if known.drain_s is None:
+            self._idle(self._clock.now_s)
+        else:
+            self.version += 1
 
     def _overdue(self, replica: str, known: _Replica) -> None:
         """The drain's deadline: who still runs there is stopped."""

@@ -46,7 +46,7 @@ class Profile:
 # Trainers are assumed to keep up with some to spare on 1/4 of the GPUs; sigma and growth are assumed, too: the papers
 # say that lengths vary much and grow as training goes on (DeepSeek-R1, arXiv 2501.12948, figure 3), not how.
 PROFILES: Mapping[str, Profile] = {
-    "1.5b": Profile("1.5b", 1400.0, 220.0, 4900.0, 10_500.0),
+    "1.5b": Profile("1.5b", 1330.0, 230.0, 4900.0, 10_500.0),
     "7b": Profile("7b", 445.0, 125.0, 1640.0, 8_700.0),
     "32b": Profile("32b", 100.0, 200.0, 352.0, 8_700.0),
 }

@@ -1,7 +1,8 @@
-"""What a virtual world is made of: tasks of a workload, and nodes."""
+"""What a virtual world is made of: tasks of a workload, their lives, and nodes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from areal_sky.core.model import Bundle, NodeShape, NodeView
@@ -60,3 +61,35 @@ class VirtualNode:
     draining: bool = False
     idle_since_s: float | None = None
     view: NodeView | None = None
+
+
+@dataclass(slots=True)
+class Life:
+    """What has become of a task so far."""
+
+    task: SimTask
+    served_s: float = 0.0  # all that it has run
+    done_s: float = 0.0  # of its work, what is safe
+    since_s: float = 0.0
+    overhead_s: float = 0.0
+    starts: int = 0
+    nodes: tuple[VirtualNode, ...] = ()
+    first_s: float | None = None
+    ended_s: float | None = None
+    saved_s: float | None = None  # a notice made it write a checkpoint then
+    lost_s: float = 0.0
+    preemptions: int = 0
+    reclaims: int = 0
+    outcome: str = "unfinished"
+
+    def safe_s(self, worked_s: float) -> float:
+        """Of all its work, what it need not do again when it is stopped now."""
+        every_s = self.task.checkpoint_s
+        if every_s is None:
+            return 0.0
+        if every_s == 0:
+            return self.done_s + worked_s
+        safe_s = self.done_s + math.floor(worked_s / every_s) * every_s
+        if self.saved_s is not None:
+            safe_s = max(safe_s, self.done_s + max(0.0, self.saved_s - self.since_s - self.overhead_s))
+        return safe_s

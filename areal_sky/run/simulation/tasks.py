@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from areal_sky.core.admission import PATIENCE_S, Admission, Entry, OrderPolicy, Place, Pool, Preempt
@@ -16,27 +15,9 @@ from areal_sky.core.gangs import Ask
 from areal_sky.core.room import empty_room
 from areal_sky.core.taskmodel import PREEMPTIBLE_KINDS
 from areal_sky.run.simulation.result import TaskRow
-from areal_sky.run.simulation.simtask import Clairvoyance, SimTask, VirtualNode
+from areal_sky.run.simulation.simtask import Clairvoyance, Life, SimTask, VirtualNode
 
 SETTLE_S = 1.0  # some of what the engine does it does at most once a second: it is asked again after each event
-
-
-@dataclass(slots=True)
-class _Life:
-    task: SimTask
-    served_s: float = 0.0  # all that it has run
-    done_s: float = 0.0  # of its work, what is safe
-    since_s: float = 0.0
-    overhead_s: float = 0.0
-    starts: int = 0
-    nodes: tuple[VirtualNode, ...] = ()
-    first_s: float | None = None
-    ended_s: float | None = None
-    saved_s: float | None = None  # a notice made it write a checkpoint then
-    lost_s: float = 0.0
-    preemptions: int = 0
-    reclaims: int = 0
-    outcome: str = "unfinished"
 
 
 class TaskWorld:
@@ -63,8 +44,8 @@ class TaskWorld:
         self._needs_s = (known or Clairvoyance()).needs_s
         self._preemptible = preemptible
         self._min_runtime_s = min_runtime_s
-        self._lives: dict[str, _Life] = {}
-        self._running: dict[str, _Life] = {}
+        self._lives: dict[str, Life] = {}
+        self._running: dict[str, Life] = {}
         self._arrivals: list[tuple[float, int, SimTask]] = []
         self._ends: list[tuple[float, int, str, int]] = []
         self._again_s = math.inf
@@ -83,7 +64,7 @@ class TaskWorld:
         """These will come at their time."""
         for task in tasks:
             heappush(self._arrivals, (self.start_s + task.submitted_s, len(self._lives) + 1, task))
-            self._lives[task.task_id] = _Life(task)
+            self._lives[task.task_id] = Life(task)
 
     def add_node(self, node: VirtualNode, now_s: float, market: str = "") -> None:
         node.idle_since_s = now_s
@@ -213,7 +194,7 @@ class TaskWorld:
         return len(waiting), sum(e.ask.bundle.gpus * e.ask.count for e in waiting)
 
     def row(self, task_id: str) -> TaskRow:
-        """What has become of a task."""
+        """What has become of a task; times to the millisecond."""
         life = self._lives[task_id]
         task = life.task
         ideal_s = task.duration_s
@@ -221,9 +202,10 @@ class TaskWorld:
             ideal_s = life.ended_s - (life.first_s or life.ended_s) if life.ended_s is not None else life.served_s
         return TaskRow(
             task_id=task_id, tenant=task.tenant, model=task.model, kind=task.kind, gpus=task.gpus,
-            submitted_s=task.submitted_s, started_s=self._since(life.first_s), ended_s=self._since(life.ended_s),
-            ideal_s=ideal_s, deadline_s=task.deadline_s, lost_work_s=life.lost_s, preemptions=life.preemptions,
-            reclaims=life.reclaims, outcome=life.outcome,
+            submitted_s=round(task.submitted_s, 3), started_s=self._since(life.first_s),
+            ended_s=self._since(life.ended_s), ideal_s=round(ideal_s, 3), deadline_s=task.deadline_s,
+            lost_work_s=round(life.lost_s, 3), preemptions=life.preemptions, reclaims=life.reclaims,
+            outcome=life.outcome,
         )  # fmt: skip
 
     def rows(self) -> tuple[TaskRow, ...]:
@@ -232,7 +214,7 @@ class TaskWorld:
     # ---------------------------------------------------------------- how
 
     def _since(self, t_s: float | None) -> float | None:
-        return None if t_s is None else t_s - self.start_s
+        return None if t_s is None else round(t_s - self.start_s, 3)
 
     def _submit(self, task: SimTask, number: int, now_s: float) -> None:
         entry = self.entries[task.task_id] = Entry(
@@ -267,7 +249,7 @@ class TaskWorld:
             if not stopped:
                 return acted
 
-    def _start(self, life: _Life, node_ids: Sequence[str], now_s: float) -> None:
+    def _start(self, life: Life, node_ids: Sequence[str], now_s: float) -> None:
         task, bundle = life.task, life.task.bundle
         life.overhead_s = task.restart_s if life.starts else 0.0
         life.starts += 1
@@ -296,12 +278,12 @@ class TaskWorld:
         if self.on_start is not None:
             self.on_start(task, now_s)
 
-    def _stop(self, life: _Life, now_s: float) -> None:
+    def _stop(self, life: Life, now_s: float) -> None:
         """It must leave its nodes, and waits again."""
         task = life.task
         ran_s = now_s - life.since_s
         worked_s = max(0.0, ran_s - life.overhead_s)
-        safe_s = _safe_s(life, worked_s)
+        safe_s = life.safe_s(worked_s)
         lost_s = life.done_s + worked_s - safe_s
         life.done_s = safe_s
         life.lost_s += lost_s + task.restart_s
@@ -314,7 +296,7 @@ class TaskWorld:
         self.events += 1
         self.queue_version += 1
 
-    def _leave(self, life: _Life, now_s: float) -> None:
+    def _leave(self, life: Life, now_s: float) -> None:
         task, bundle = life.task, life.task.bundle
         del self._running[task.task_id]
         for node in life.nodes:
@@ -334,7 +316,7 @@ class TaskWorld:
         if self.on_stop is not None:
             self.on_stop(task, now_s)
 
-    def _end(self, life: _Life, now_s: float) -> None:
+    def _end(self, life: Life, now_s: float) -> None:
         task_id = life.task.task_id
         life.ended_s, life.outcome = now_s, "succeeded"
         self._engine.ended(task_id, now_s)
@@ -350,16 +332,3 @@ class TaskWorld:
             if pool is not None:
                 used[pool] = used.get(pool, 0.0) + life.task.gpus
         return used
-
-
-def _safe_s(life: _Life, worked_s: float) -> float:
-    """Of all its work, what it need not do again when it is stopped now."""
-    every_s = life.task.checkpoint_s
-    if every_s is None:
-        return 0.0
-    if every_s == 0:
-        return life.done_s + worked_s
-    safe_s = life.done_s + math.floor(worked_s / every_s) * every_s
-    if life.saved_s is not None:
-        safe_s = max(safe_s, life.done_s + max(0.0, life.saved_s - life.since_s - life.overhead_s))
-    return safe_s
