@@ -27,14 +27,15 @@ DOORS = {
     "sky": {"adapters/skypilot/"},
     "pynvml": {"adapters/nvml.py"},
     "torch": {"adapters/torch_memory.py"},
-    "boto3": {"adapters/aws.py"},
+    "boto3": {"adapters/aws.py"}, "matplotlib": {"adapters/figures.py"},
     "httpx": {"adapters/gateway_client.py"},
     "sqlite3": {"adapters/"},
     "psutil": {"adapters/"},
     "fastapi": {"ui/"}, "uvicorn": {"ui/"}, "rich": {"ui/"}, "click": {"ui/"},
 }  # fmt: skip
 # An allow-list: what is not here does I/O, reads a clock, starts threads or draws lots.
-PURE = """__future__ abc base64 bisect collections copy dataclasses datetime decimal difflib enum fractions functools
+PURE = """__future__ abc array base64 bisect collections copy dataclasses datetime decimal difflib enum fractions
+    functools
     hashlib heapq itertools json math operator pydantic pydantic_core re shlex statistics string textwrap types
     typing yaml areal_sky"""
 IMPURE_BUILTINS = {"open", "input", "print", "__import__"}

@@ -85,11 +85,12 @@ class _Replay:
                 ended_s = now_s - ctx.gap_s + part
                 break
         self._spot, self._regular = [], []
-        self._point(now_s if ended_s is None else ended_s)
+        self._point(now_s if ended_s is None else ended_s, over=True)
         deadline_s = None if math.isinf(ctx.deadline_s) else ctx.deadline_s
         row = TaskRow(
             task_id="t1", tenant="", model="", kind="train", gpus=float(ctx.nodes * self._size), submitted_s=0.0,
-            started_s=started_s, ended_s=ended_s, ideal_s=ctx.work_s, deadline_s=deadline_s, lost_work_s=self._lost_s,
+            started_s=started_s, ended_s=ended_s, ideal_s=ctx.work_s, deadline_s=deadline_s,
+            lost_work_s=self._lost_s / ctx.nodes,
             preemptions=0, reclaims=self._reclaims, outcome="unfinished" if ended_s is None else "succeeded",
         )  # fmt: skip
         ticks = now_s / ctx.gap_s
@@ -130,7 +131,7 @@ class _Replay:
         self._regular = [max(0.0, x - gap_s) for x in self._regular]
         return part
 
-    def _point(self, now_s: float) -> None:
+    def _point(self, now_s: float, over: bool = False) -> None:
         held = self._spot + self._regular
         size = float(self._size)
         starting = sum(1 for x in held if x > 0) * size
@@ -139,6 +140,7 @@ class _Replay:
             t_s=now_s,
             gpus={"busy": busy, "idle": len(held) * size - starting - busy, "starting": starting, "draining": 0.0},
             gpus_by_market={"spot": len(self._spot) * size, "on_demand": len(self._regular) * size},
-            waiting_tasks=int(not held), waiting_gpus=max(0.0, (self._ctx.nodes - len(held)) * size),
+            waiting_tasks=int(not held and not over),
+            waiting_gpus=0.0 if over else max(0.0, (self._ctx.nodes - len(held)) * size),
             cost_usd=sum(self._usd.values()), cost_by_market=dict(self._usd),
         ))  # fmt: skip
