@@ -26,6 +26,7 @@ BENCHMARKS = {
     "task_latency": "submit to running command, against a bare Ray placement group and actor",
     "placement": "GPUs left over when the Alibaba cluster is full: ours, best fit, fragmentation gradient descent",
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
+    "simulator_speed": "simulated task events a minute, and 1,000 nodes for a week",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")
