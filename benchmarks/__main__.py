@@ -28,6 +28,7 @@ BENCHMARKS = {
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
     "random_histories": "crashes, lost calls, partitions in any order: what of the invariants does not hold",
     "spot_replay": "13 days of spot capacity under nine market policies: what each saves, how long that takes",
+    "simulator_speed": "simulated task events a minute, and 1,000 nodes for a week",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
 BOUNDS = Path(__file__).with_name("bounds.yaml")
