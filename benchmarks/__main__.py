@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from areal_sky.errors import InvalidInput
+from benchmarks.table import BOUNDS, flat, keep
 
 # name -> what it tells
 BENCHMARKS = {
@@ -31,7 +31,6 @@ BENCHMARKS = {
     "simulator_speed": "simulated task events a minute, and 1,000 nodes for a week",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
-BOUNDS = Path(__file__).with_name("bounds.yaml")
 
 
 # name -> what it can be given
@@ -78,18 +77,10 @@ def over_bounds(name: str, figures: dict[str, Any]) -> list[str]:
 def show(name: str, figures: dict[str, Any]) -> None:
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     print(f"{name}: {BENCHMARKS[name]}")
-    for figure, value in _flat(figures):
+    for figure, value in flat(figures):
         bound = bounds.get(figure, {})
         limits = "".join(f"   {kind} {bound[kind]:g}" for kind in ("min", "max") if kind in bound)
         print(f"  {figure:<28} {'not measured' if value is None else format(value, '10.4g')}{limits}")
-
-
-def _flat(figures: dict[str, Any], of: str = "") -> Iterator[tuple[str, float | None]]:
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            yield from _flat(cast("dict[str, Any]", value), f"{of}{name} ")
-        else:
-            yield of + name, value
 
 
 def main() -> int:
@@ -97,6 +88,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--check", action="store_true", help="run all (or NAME) against bounds.yaml")
+    parser.add_argument("--keep", action="store_true", help="write the run into last_run.json and docs/benchmarks.md")
     parser.add_argument("--traces", metavar="DIR", help="scheduler_quality: CSV files as Microsoft Philly's")
     parser.add_argument("--nodes", metavar="CSV", help="placement: machines in the format of Alibaba gpu-v2023")
     parser.add_argument("--pods", metavar="CSV", help="placement: pods in the format of Alibaba gpu-v2023")
@@ -120,6 +112,8 @@ def main() -> int:
         except InvalidInput as e:
             print(f"error: {e}", file=sys.stderr)
             return 2
+        if args.keep:
+            keep(name, report(name, figures), datetime.date.today())
         if args.json:
             print(json.dumps(report(name, figures)), flush=True)
         else:

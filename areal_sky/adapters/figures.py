@@ -105,11 +105,12 @@ def trade_off(
     for name, (x, y) in points.items():
         colour = COLOURS[order.index(name) % len(COLOURS)]
         filled = colour if name in best else "white"
-        ax.scatter([x], [y], s=48, zorder=2, color=filled, edgecolors=colour, linewidths=1.5)
-    _name_points(ax, points)
+        ax.scatter([x], [y], s=48, zorder=2, color=filled, edgecolors=colour, linewidths=1.5, label=name)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
-    ax.margins(0.15)
+    ax.set_xlim(*_span([x for x, _ in points.values()]))
+    ax.set_ylim(*_span([y for _, y in points.values()]))
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     return _picture(figure)
 
 
@@ -124,17 +125,11 @@ def frontier(points: Mapping[str, tuple[float, float]]) -> set[str]:
 # ---------------------------------------------------------------- how
 
 
-def _name_points(ax: Any, points: Mapping[str, tuple[float, float]]) -> None:
-    """Names beside their points; where points are close together, one below the other."""
-    xs, ys = [x for x, _ in points.values()], [y for _, y in points.values()]
-    wide, high = (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0
-    placed: list[tuple[float, float]] = []
-    for name, (x, y) in sorted(points.items(), key=lambda p: -p[1][1]):
-        at_x, at_y = x / wide, y / high
-        while any(abs(at_x - px) < 0.25 and abs(at_y - py) < 0.055 for px, py in placed):
-            at_y -= 0.02
-        placed.append((at_x, at_y))
-        ax.annotate(name, (x, y), xytext=(x + 0.02 * wide, at_y * high), fontsize=8, va="center", zorder=3)
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """Around the values, and no less than a quarter of them: one percent shall not look like half."""
+    least, most = min(values), max(values)
+    wide = max(most - least, 0.25 * abs(most)) or 1.0
+    return max(0.0, (least + most - 1.2 * wide) / 2), (least + most + 1.2 * wide) / 2
 
 
 def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ from areal_sky.run.tasks import TaskService
 
 # word -> how often it comes in random histories, in parts
 WORDS = {
-    "wait": 10, "submit": 12, "end": 10, "fail": 3, "lose": 2, "cancel": 2, "checkpoint": 2, "phase": 3,
+    "wait": 10, "submit": 20, "end": 10, "fail": 3, "lose": 2, "cancel": 2, "checkpoint": 2, "phase": 3,
     "reclaim": 3, "node_dies": 3, "launch_fails": 3, "wish": 3, "surprise": 2, "evict": 2,
     "fault": 16, "half": 3, "head_dies": 3, "controller_dies": 3, "head_lost": 1,
     "cloud_silent": 2, "head_cut": 2, "ray_cut": 2, "no_capacity": 2, "slow_exit": 1, "slow_start": 1,

@@ -178,6 +178,7 @@ class World:
                 Wire(self.ray.connection(), "ray", self.faults, RAY),  # type: ignore[arg-type]
                 Wire(self._journal, "journal", self.faults, WIRES["journal"], StateError),  # type: ignore[arg-type]
                 self.clock, head_env(self.plan, self.folder), _Hub(self), jitter=lambda: 1.0,  # type: ignore[arg-type]
+                min_runtime_s=2.0,
             )  # fmt: skip
         if self.service is not None:
             try:
