@@ -54,7 +54,7 @@ def events() -> dict[str, float]:
 
 
 def week() -> dict[str, float]:
-    tasks = made_up(50_000, days=7.0, gpus=(1, 2, 4, 8, 8, 16, 32), median_s=5400.0, sigma=1.2)
+    tasks = made_up(50_000, days=7.0, gpus=(1, 2, 4, 8, 8, 16, 32), median_s=3600.0, sigma=1.2)
     took = run(tasks, 7.0, 200, 1000, "mixed", "usual", 30.0)
     return {"week_cpu_s": took["cpu_s"], "week_peak_mib": took["peak_mib"], "week_peak_gpus": took["peak_gpus"]}
 

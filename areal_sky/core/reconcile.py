@@ -95,7 +95,8 @@ class Terminate(Action):
 def todo(state: ClusterState) -> tuple[Action, ...]:
     """Every call that the state asks for, head first, then in name order. Repeating any is harmless."""
     actions: list[Action] = []
-    for r in sorted(state.replicas.values(), key=lambda r: (r.group != HEAD_GROUP, r.name)):
+    acting = (r for r in state.replicas.values() if r.state in (S.QUEUED, S.DRAINING, S.TERMINATING))
+    for r in sorted(acting, key=lambda r: (r.group != HEAD_GROUP, r.name)):
         if r.state is S.QUEUED:
             actions.append(Launch(r.name))
         elif r.state is S.DRAINING and r.drain_deadline_s is not None:

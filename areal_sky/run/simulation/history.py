@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from areal_sky.core.cost import bill
 from areal_sky.core.events import (
     LaunchAccepted,
     LaunchFailed,
@@ -26,7 +25,7 @@ from areal_sky.core.events import (
     ReplicaProvisioned,
     fold,
 )  # fmt: skip
-from areal_sky.core.model import Bundle, LaunchPlan
+from areal_sky.core.model import Bundle, LaunchPlan, LedgerLine
 from areal_sky.core.tasklife import TaskRecord, apply
 from areal_sky.core.taskmodel import TaskState
 from areal_sky.core.usage import Hold
@@ -34,12 +33,13 @@ from areal_sky.errors import InvalidInput
 from areal_sky.home import ClusterHome, past_clusters
 from areal_sky.run.journal import Journal
 from areal_sky.run.simulation.engine import Scenario
-from areal_sky.run.simulation.result import SimResult, TaskRow
+from areal_sky.run.simulation.result import Point, SimResult, TaskRow
 from areal_sky.run.simulation.simtask import SimTask
 from areal_sky.run.simulation.world import DAY_S, HOUR_S, World
 from areal_sky.run.usage import read_usage
 
 RECORDED = "as recorded"
+POINTS = 200
 _MARKETS = ("on_demand", "spot")
 
 
@@ -67,11 +67,11 @@ def recorded(cluster: ClusterHome, plan: LaunchPlan, seed: int) -> tuple[Scenari
     state = fold(records)
     counts = [r.event for r in records]
     truth = SimResult(
-        name=scenario.name, policy=RECORDED, seed=seed, days=days, tasks=tuple(row for _, row in tasks), points=(),
-        events=len(records), reclaims=sum(isinstance(e, ReplicaLost) for e in counts),
+        name=scenario.name, policy=RECORDED, seed=seed, days=days, tasks=tuple(row for _, row in tasks),
+        points=_points(state.ledger, plan, [row for _, row in tasks], start_s, end_s), events=len(records),
+        reclaims=sum(isinstance(e, ReplicaLost) for e in counts),
         launches=sum(isinstance(e, LaunchIntended) for e in counts),
         launch_failures=sum(isinstance(e, LaunchFailed) for e in counts),
-        metrics={"cost_usd": bill(state, plan, end_s).usd},
     )  # fmt: skip
     return scenario, truth
 
@@ -146,6 +146,32 @@ def _from_usage(holds: Iterable[Hold], start_s: float) -> list[tuple[SimTask, Ta
 
 
 # ---------------------------------------------------------------- machines
+
+
+def _points(
+    ledger: Sequence[LedgerLine], plan: LaunchPlan, rows: Sequence[TaskRow], start_s: float, end_s: float
+) -> tuple[Point, ...]:
+    """From what was paid for, and from tasks between first start and end. Prices that nobody knows are left out."""
+    points: list[Point] = []
+    for n in range(POINTS + 1):
+        t_s = (end_s - start_s) * n / POINTS
+        gpus, usd = dict.fromkeys(_MARKETS, 0.0), dict.fromkeys(_MARKETS, 0.0)
+        for x in ledger:
+            until_s = min(start_s + t_s, end_s if x.until_s is None else x.until_s)
+            if x.from_s <= start_s + t_s:
+                usd[x.market] += replace(x, until_s=until_s).usd(until_s) or 0.0
+                if until_s == start_s + t_s and (group := plan.group(x.group)) is not None:
+                    gpus[x.market] += group.shape.gpus * x.nodes
+        running = [r for r in rows if r.started_s is not None and r.started_s <= t_s < (r.ended_s or 0.0)]
+        waiting = [r for r in rows if r.submitted_s <= t_s and (r.started_s is None or r.started_s > t_s)]
+        busy = min(sum(gpus.values()), sum(r.gpus for r in running))
+        points.append(
+            Point(
+                t_s, {"busy": busy, "idle": sum(gpus.values()) - busy, "starting": 0.0, "draining": 0.0}, gpus,
+                len(waiting), sum(r.gpus for r in waiting), sum(usd.values()), usd,
+            )
+        )  # fmt: skip
+    return tuple(points)
 
 
 def _world(records: Sequence[Record], end_s: float) -> World:

@@ -76,7 +76,9 @@ def test_the_journal_gives_tasks_as_they_came_and_the_events_the_luck(night: Clu
     world = made.scenario.world
     assert world.launch_median_s == 100 and world.launch_sigma == 0
     assert world.reclaims_per_hour == pytest.approx(2 / (6000 / 3600))
-    assert made.truth[0].metrics["cost_usd"] == pytest.approx(10 * 6000 / 3600, abs=0.01)
+    truth = made.truth[0]
+    assert truth.points[-1].cost_usd == pytest.approx(10 * 6000 / 3600)
+    assert max(p.gpus["busy"] for p in truth.points) == 8 and truth.points[100].gpus["idle"] in (0, 8)
     replayed = made.run("on_demand")
     assert replayed.tasks[0].outcome == "succeeded" and replayed.reclaims == 0
 
