@@ -38,8 +38,8 @@ test-slurm: setup ## end-to-end tests with real SkyPilot on a local Slurm cluste
 	@tests/testbed/packages.sh
 	$(BIN)/python -m pytest -q -m slurm tests/slurm
 
-bench: setup ## every benchmark against benchmarks/bounds.yaml
-	$(BIN)/python -m benchmarks --check
+bench: setup ## every benchmark against benchmarks/bounds.yaml; docs/benchmarks.md tells the figures
+	$(BIN)/python -m benchmarks --check --keep
 
 clean: ## remove .venv and caches
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

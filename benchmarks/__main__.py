@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib
 import json
 import math
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
 from areal_sky.errors import InvalidInput
+from benchmarks.table import BOUNDS, flat, keep
 
 # name -> what it tells
 BENCHMARKS = {
     "cli_startup": "how long `areal-sky --help` and `areal-sky check FILE` take",
-    "controller_tick": "one tick() over 100 replicas, and the memory of an idle controller",
+    "controller_tick": "one tick() over 100 and over 1,000 replicas, and the memory of an idle controller",
     "scheduler_throughput": "speed and memory of the admission engine at scale, against Ray and Slurm",
     "local_up": "`up` on local to the first task running, against bare Ray",
     "task_latency": "submit to running command, against a bare Ray placement group and actor",
@@ -29,13 +29,15 @@ BENCHMARKS = {
     "scheduler_quality": "completion times of traces replayed on the engine: ours, FIFO, EASY, SRTF, LAS, Gittins",
     "telemetry_overhead": "what the node's agent costs with 8 GPUs at 10 Hz, beside nvitop and gpustat",
     "head_ingest": "what the head spends on the windows of 1,000 nodes with 8 GPUs each",
+    "random_histories": "crashes, lost calls, partitions in any order: what of the invariants does not hold",
+    "spot_replay": "13 days of spot capacity under nine market policies: what each saves, how long that takes",
+    "simulator_speed": "simulated task events a minute, and 1,000 nodes for a week",
     "slurm_up": "`up` on real SkyPilot (Slurm testbed) against `sky launch` by hand, four groups at once, lost nodes",
 }
-BOUNDS = Path(__file__).with_name("bounds.yaml")
 
 
 # name -> what it can be given
-OPTIONS = {"scheduler_quality": ("traces",), "placement": ("nodes", "pods")}
+OPTIONS = {"scheduler_quality": ("traces",), "placement": ("nodes", "pods"), "spot_replay": ("traces",)}
 
 
 def measure(name: str, options: dict[str, str]) -> dict[str, Any]:
@@ -78,18 +80,10 @@ def over_bounds(name: str, figures: dict[str, Any]) -> list[str]:
 def show(name: str, figures: dict[str, Any]) -> None:
     bounds: dict[str, dict[str, Any]] = yaml.safe_load(BOUNDS.read_text())[name]
     print(f"{name}: {BENCHMARKS[name]}")
-    for figure, value in _flat(figures):
+    for figure, value in flat(figures):
         bound = bounds.get(figure, {})
         limits = "".join(f"   {kind} {bound[kind]:g}" for kind in ("min", "max") if kind in bound)
         print(f"  {figure:<28} {'not measured' if value is None else format(value, '10.4g')}{limits}")
-
-
-def _flat(figures: dict[str, Any], of: str = "") -> Iterator[tuple[str, float | None]]:
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            yield from _flat(cast("dict[str, Any]", value), f"{of}{name} ")
-        else:
-            yield of + name, value
 
 
 def main() -> int:
@@ -97,6 +91,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS))
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--check", action="store_true", help="run all (or NAME) against bounds.yaml")
+    parser.add_argument("--keep", action="store_true", help="write the run into last_run.json and docs/benchmarks.md")
     parser.add_argument("--traces", metavar="DIR", help="scheduler_quality: CSV files as Microsoft Philly's")
     parser.add_argument("--nodes", metavar="CSV", help="placement: machines in the format of Alibaba gpu-v2023")
     parser.add_argument("--pods", metavar="CSV", help="placement: pods in the format of Alibaba gpu-v2023")
@@ -120,6 +115,8 @@ def main() -> int:
         except InvalidInput as e:
             print(f"error: {e}", file=sys.stderr)
             return 2
+        if args.keep:
+            keep(name, report(name, figures), datetime.date.today())
         if args.json:
             print(json.dumps(report(name, figures)), flush=True)
         else:

@@ -1,4 +1,4 @@
-"""The controller's loop: one tick() over 100 replicas on the shipped fakes, and what an idle controller weighs.
+"""The controller's loop: one tick() over 100 and 1,000 replicas on the shipped fakes, and what an idle one weighs.
 
 The tick runs on a real event store on disk. Replicas are busy, twenty gangs wait that nothing can hold, and the clock
 moves a second per tick: the controller looks at everything and has nothing to change, as it does nearly always.
@@ -23,24 +23,28 @@ from areal_sky.spec.cluster import ClusterSpec, NodeGroupSpec, ResourcesSpec
 from benchmarks.local_up import BIN, SPEC, clean_env, run, scratch
 
 REPLICAS = 100
+MANY = 1000  # of 8 GPUs each
 TICKS = 300
 
 
 def measure() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        times_ms = sorted(tick_ms(Path(folder)))
+        times_ms = sorted(tick_ms(Path(folder), REPLICAS))
+    with tempfile.TemporaryDirectory() as folder:
+        many_ms = tick_ms(Path(folder), MANY, ticks=TICKS // 5)
     return {
         "median_ms": statistics.median(times_ms),
         "p95_ms": times_ms[int(0.95 * len(times_ms))],
+        "median_1000_replicas_ms": statistics.median(many_ms),
         "idle_rss_mib": idle_rss_mib(),
     }
 
 
-def tick_ms(folder: Path) -> list[float]:
+def tick_ms(folder: Path, replicas: int, ticks: int = TICKS) -> list[float]:
     clock = FakeClock()
     cloud = FakeCloud(clock)
-    plan, spec = fleet(REPLICAS)
-    names = [replica_name("bench", "rollout", slot) for slot in range(REPLICAS)]
+    plan, spec = fleet(replicas)
+    names = [replica_name("bench", "rollout", slot) for slot in range(replicas)]
     head = FakeHead(
         cloud,
         running=dict.fromkeys(names, 2),
@@ -50,7 +54,7 @@ def tick_ms(folder: Path) -> list[float]:
         ),
     )
     store = EventStore(folder / "events.db")
-    full = GroupDesired("rollout", REPLICAS, "for this benchmark", by="user")
+    full = GroupDesired("rollout", replicas, "for this benchmark", by="user")
     store.append(clock.now(), ClusterCreated("bench"), *first_wishes(plan), full)
     controller = Controller(
         spec=spec, plan=plan, store=store, cloud=cloud, head=head, clock=clock,
@@ -60,10 +64,10 @@ def tick_ms(folder: Path) -> list[float]:
         controller.tick()
         clock.advance(1)
     ready = [r.name for r in controller.state.replicas.values() if r.state == "READY" and r.group == "rollout"]
-    if len(ready) != REPLICAS:
-        raise SystemExit(f"only {len(ready)} of {REPLICAS} replicas came up on the fakes")
+    if len(ready) != replicas:
+        raise SystemExit(f"only {len(ready)} of {replicas} replicas came up on the fakes")
     times: list[float] = []
-    for _ in range(TICKS):
+    for _ in range(ticks):
         clock.advance(1)
         started = time.perf_counter()
         controller.tick()

@@ -27,8 +27,9 @@ from typing import Any
 
 from areal_sky.adapters.traces import TraceTask, read_philly, trace_files
 from areal_sky.core.order_policies import AttainedOrder, FifoOrder, ShortestOrder
-from benchmarks.baselines import Gittins, Srtf
-from benchmarks.replay import Clairvoyance, Outcome, gpus_for, replay
+from areal_sky.run.simulation.baselines import Gittins, Srtf
+from areal_sky.run.simulation.simtask import Clairvoyance
+from benchmarks.replay import Outcome, gpus_for, replay
 
 SEED = 1
 SIGMA = 1.0

@@ -27,7 +27,7 @@ DOORS = {
     "sky": {"adapters/skypilot/"},
     "pynvml": {"adapters/nvml.py"},
     "torch": {"adapters/torch_memory.py"},
-    "boto3": {"adapters/aws.py"},
+    "boto3": {"adapters/aws.py"}, "matplotlib": {"adapters/figures.py"},
     "httpx": {"adapters/gateway_client.py"},
     "sqlite3": {"adapters/"},
     "psutil": {"adapters/"},

@@ -24,15 +24,22 @@ class Database:
     """Several processes may have the same file open; the threads of one may share an instance."""
 
     def __init__(
-        self, path: Path, tables: str, version: int, upgrade: Callable[[sqlite3.Connection, int], None] | None = None
+        self,
+        path: Path,
+        tables: str,
+        version: int,
+        upgrade: Callable[[sqlite3.Connection, int], None] | None = None,
+        durable: bool = True,
     ):
         """Opens the file, or creates it with `tables` (SQL) at that format version. Raises StateError.
 
-        `upgrade(db, found)` brings a file of an older format to this one, in one transaction.
+        `upgrade(db, found)` brings a file of an older format to this one, in one transaction. Not `durable`: a power
+        cut may take the latest writes, for virtual worlds, where nobody pulls the plug.
         """
         self.path = path
         self._version = version
         self._upgrade = upgrade
+        self._durable = durable
         self._lock = threading.RLock()
         with self._translated():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +87,8 @@ class Database:
         if (check := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(f"malformed: {check}")
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")  # an intent must survive a power cut
+        # An intent must survive a power cut.
+        self._db.execute(f"PRAGMA synchronous={'FULL' if self._durable else 'OFF'}")
         if found == 0:
             self.write(lambda db: self._create(db, tables))
         elif found < self._version and self._upgrade is not None:

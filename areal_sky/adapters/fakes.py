@@ -1,4 +1,4 @@
-"""Shipped doubles of the ports: a clock that stands still, a cloud and a head without machines.
+"""Shipped doubles of the ports: a clock that stands still, events in memory, a cloud and a head without machines.
 
 The controller runs on them unchanged, in tests, benchmarks and simulations. Faults are set from outside
 (`refuse`, `vanish`, `silent`); every call is kept in `calls` for tests to look at.
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from areal_sky.adapters.ports import LaunchRequest
+from areal_sky.core.events import Event, Record
 from areal_sky.core.model import GangDemand, GroupPlan, Machine, MachineState, NodeView
 from areal_sky.core.telemetry import Validity
 from areal_sky.core.view import HeadView, ReplicaLoad
@@ -28,6 +29,24 @@ class FakeClock:
     def advance(self, seconds: float) -> float:
         self.now_s += seconds
         return self.now_s
+
+
+class MemoryEvents:
+    """`ports.Events` that no disk holds."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def append(self, t_s: float, *events: Event) -> list[Record]:
+        added = [Record(len(self.records) + i, t_s, event) for i, event in enumerate(events, 1)]
+        self.records += added
+        return added
+
+    def append_if(self, t_s: float, expected_seq: int, *events: Event) -> list[Record] | None:
+        return self.append(t_s, *events) if len(self.records) == expected_seq else None
+
+    def read(self, after_seq: int = 0) -> list[Record]:
+        return self.records[after_seq:]
 
 
 @dataclass(slots=True)

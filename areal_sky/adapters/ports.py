@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from areal_sky.core.events import Event, Record
 from areal_sky.core.model import Bundle, GroupPlan, Machine, NodeShape
 from areal_sky.core.telemetry import GpuSample
 from areal_sky.core.tenancy import Foreign
@@ -56,6 +57,22 @@ class Cloud(Protocol):
 class Clock(Protocol):
     def now(self) -> float:
         """Unix time in seconds."""
+        ...
+
+
+class Events(Protocol):
+    """The append-only list of a cluster's events, numbered from 1 without gaps."""
+
+    def append(self, t_s: float, *events: Event) -> list[Record]:
+        """Adds the events, all or none. Raises StateError."""
+        ...
+
+    def append_if(self, t_s: float, expected_seq: int, *events: Event) -> list[Record] | None:
+        """Adds them only while nothing was added after `expected_seq`; None when somebody was faster."""
+        ...
+
+    def read(self, after_seq: int = 0) -> list[Record]:
+        """Events after that number, in order. Raises StateError."""
         ...
 
 

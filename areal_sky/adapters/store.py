@@ -19,9 +19,9 @@ CREATE TABLE events (seq INTEGER PRIMARY KEY, t_s REAL NOT NULL, name TEXT NOT N
 class EventStore:
     """An append-only list of events, numbered from 1 without gaps."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, durable: bool = True):
         """Opens or creates the file. Raises StateError."""
-        self._db = Database(path, TABLES, FORMAT)
+        self._db = Database(path, TABLES, FORMAT, durable=durable)
 
     def append(self, t_s: float, *events: Event) -> list[Record]:
         """Adds the events, all or none. Raises StateError."""

@@ -1,14 +1,15 @@
-"""Readers of public traces: Microsoft Philly (as prepared by petuum/adaptdl) and Alibaba gpu-v2023."""
+"""Readers of public traces: Microsoft Philly (as petuum/adaptdl has it), Alibaba gpu-v2023, spot-traces, Azure LLM."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from areal_sky.errors import InvalidInput
 
@@ -48,6 +49,9 @@ class TracePod:
     gpus: int
     gpu_share: float
     models: tuple[str, ...]
+    created_s: float | None = None  # since the start of the trace
+    scheduled_s: float | None = None
+    deleted_s: float | None = None
 
     @property
     def gpu_request(self) -> float:
@@ -92,10 +96,45 @@ def read_alibaba_pods(path: Path) -> tuple[TracePod, ...]:
         share = milli / 1000 if gpus else 0.0
         return TracePod(
             row["name"], _number(row, "cpu_milli") / 1000, _number(row, "memory_mib") / 1024,
-            gpus if share > 0 else 0, share, models,
+            gpus if share > 0 else 0, share, models, _moment(row, "creation_time"), _moment(row, "scheduled_time"),
+            _moment(row, "deletion_time"),
         )  # fmt: skip
 
     return _read(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec"), pod)
+
+
+def read_spot(path: Path) -> tuple[float, tuple[int, ...]]:
+    """(seconds per step, machines that could be had at each step) of a file of skypilot-org/spot-traces.
+
+    `{"metadata": {"gap_seconds": N}, "data": [...]}`. Raises InvalidInput.
+    """
+    try:
+        raw: Any = json.loads(path.read_text(encoding="utf-8"))
+        gap_s, counts = float(raw["metadata"]["gap_seconds"]), tuple(int(n) for n in raw["data"])
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidInput(f"{path}: cannot be read: {e}") from None
+    except (ValueError, TypeError, KeyError):
+        raise InvalidInput(f"{path}: expected {{metadata: {{gap_seconds: N}}, data: [machines, ...]}}") from None
+    if not (gap_s > 0 and math.isfinite(gap_s) and counts and min(counts) >= 0):
+        raise InvalidInput(f"{path}: expected gap_seconds above 0 and at least one count, none below 0")
+    return gap_s, counts
+
+
+def read_lengths(path: Path) -> tuple[int, ...]:
+    """Generated tokens of each request of an Azure LLM trace (`TIMESTAMP,ContextTokens,GeneratedTokens`).
+
+    Raises InvalidInput.
+    """
+    return _read(path, ("GeneratedTokens",), lambda row: _count(row, "GeneratedTokens"))
+
+
+def columns_of(path: Path) -> tuple[str, ...]:
+    """The names in the first line of a CSV file. Raises InvalidInput."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return tuple(c.strip() for c in file.readline(10_000).split(","))
+    except (OSError, UnicodeDecodeError) as e:
+        raise InvalidInput(f"{path}: cannot be read: {e}") from None
 
 
 def trace_files(folder: Path) -> tuple[Path, ...]:
@@ -145,6 +184,10 @@ def _number(row: dict[str, str], column: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{column} is {value:g}, expected a number of at least 0")
     return value
+
+
+def _moment(row: dict[str, str], column: str) -> float | None:
+    return _number(row, column) if row.get(column) else None
 
 
 def _count(row: dict[str, str], column: str, at_least: int = 0) -> int:

@@ -95,7 +95,8 @@ class Terminate(Action):
 def todo(state: ClusterState) -> tuple[Action, ...]:
     """Every call that the state asks for, head first, then in name order. Repeating any is harmless."""
     actions: list[Action] = []
-    for r in sorted(state.replicas.values(), key=lambda r: (r.group != HEAD_GROUP, r.name)):
+    acting = (r for r in state.replicas.values() if r.state in (S.QUEUED, S.DRAINING, S.TERMINATING))
+    for r in sorted(acting, key=lambda r: (r.group != HEAD_GROUP, r.name)):
         if r.state is S.QUEUED:
             actions.append(Launch(r.name))
         elif r.state is S.DRAINING and r.drain_deadline_s is not None:
@@ -117,12 +118,12 @@ def track_missing(
     """Since when each READY replica lacks live Ray nodes. A head that does not answer proves nothing."""
     if view is None:
         return {}
-    missing = {
-        r.name
+    alive = view.nodes_alive()
+    return {
+        r.name: before.get(r.name, now_s)
         for r in state.replicas.values()
-        if r.group != HEAD_GROUP and r.state in (S.READY, S.DRAINING) and _nodes_alive(view, r) < r.nodes
+        if r.group != HEAD_GROUP and r.state in (S.READY, S.DRAINING) and alive.get(r.name, 0) < r.nodes
     }
-    return {name: before.get(name, now_s) for name in missing}
 
 
 def observe(state: ClusterState, seen: Observation, now_s: float, patience: Patience) -> list[Event]:
@@ -192,6 +193,8 @@ def _observed(
             since_s = seen.missing_since_s.get(r.name)
             if since_s is not None and now_s - since_s > patience.lost_s:
                 return ReplicaLost(r.name, f"Ray has missed nodes of it for {now_s - since_s:.0f} s")
+            if r.state is S.READY and _evicted(r, seen.view):
+                return DrainStarted(r.name, "evicted: the head gives it no new work", now_s + patience.drain_s)
         case S.TERMINATING if machine is None:
             return ReplicaGone(r.name)
         case S.TERMINATING if machine is not None and machine.state is MachineState.STOPPING:
@@ -218,11 +221,13 @@ def launch_failed(
 def _joined(r: Replica, view: HeadView | None) -> bool:
     if view is None:
         return False
-    return r.group == HEAD_GROUP or _nodes_alive(view, r) >= r.nodes
+    return r.group == HEAD_GROUP or view.nodes_alive().get(r.name, 0) >= r.nodes
 
 
-def _nodes_alive(view: HeadView, r: Replica) -> int:
-    return sum(1 for n in view.nodes if n.replica == r.name)
+def _evicted(r: Replica, view: HeadView | None) -> bool:
+    """Whether somebody else than us has told the head to empty it: nothing else would ever end it."""
+    load = view.load(r.name) if view is not None else None
+    return r.group != HEAD_GROUP and load is not None and load.draining
 
 
 def _drained(r: Replica, view: HeadView | None, now_s: float) -> str:

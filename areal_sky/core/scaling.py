@@ -209,8 +209,13 @@ def assign_demand(
         for g in elastic
     }
     assigned: dict[str, list[GangDemand]] = {g.name: [] for g in elastic}
+    by_shape: dict[object, list[GroupPlan]] = {}  # thousands of gangs, a few shapes
     for gang in demand:
-        able = sorted((g for g in elastic if replicas_for(gang, g)), key=lambda g: _cost(gang, g))
+        shape = gang.group, gang.bundles, gang.bundle, gang.accelerators
+        able = by_shape.get(shape)
+        if able is None:
+            able = sorted((g for g in elastic if replicas_for(gang, g)), key=lambda g: _cost(gang, g))
+            by_shape[shape] = able
         if able:
             home = next((g for g in able if rooms[g.name].add(gang)), able[0])
             assigned[home.name].append(gang)

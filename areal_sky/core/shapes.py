@@ -24,6 +24,10 @@ class Item:
         self.until_s = 0.0
         self.shape: Shape | None = None  # None: it does not wait
 
+    def __lt__(self, other: Item) -> bool:
+        """Of two with one key and number neither is first: one has left, and its entry in a heap not yet."""
+        return False
+
 
 MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
@@ -57,6 +61,10 @@ class Shape:
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
         self.short = self.least  # the least of these
+
+    def __lt__(self, other: Shape) -> bool:
+        """As for tasks: one task may have stood first in both, one after the other."""
+        return False
 
     def holds(self, entry: First) -> bool:
         """Whether that is still the place of a waiting task."""

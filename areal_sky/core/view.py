@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from areal_sky.core.model import GangDemand, NodeView
 from areal_sky.core.telemetry import Validity
@@ -27,7 +30,7 @@ class ReplicaLoad:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeadView:
     """One consistent look at the head at `t_s`."""
 
@@ -39,4 +42,17 @@ class HeadView:
     waiting_tasks: int
 
     def load(self, replica: str) -> ReplicaLoad | None:
-        return next((x for x in self.loads if x.replica == replica), None)
+        return self._by_replica.get(replica)
+
+    def nodes_alive(self) -> Mapping[str, int]:
+        """How many live nodes each replica has; those that have none are left out."""
+        return self._alive
+
+    # A tick over a thousand replicas asks for each of them.
+    @cached_property
+    def _by_replica(self) -> dict[str, ReplicaLoad]:
+        return {x.replica: x for x in reversed(self.loads)}
+
+    @cached_property
+    def _alive(self) -> Counter[str]:
+        return Counter(n.replica for n in self.nodes)

@@ -145,12 +145,12 @@ class Admitting:
             self._rooms[node_id] = room
         if known != set(self._rooms):
             for task_id, r in list(self._elsewhere.items()):
-                self._engine.withdraw(task_id)
+                self._engine.ended(task_id, now_s, finished=False)
                 self.add(r)
 
     def decide(self, now_s: float) -> list[Decision]:
         """What is to be done now. It counts as done: `undo` what could not be recorded."""
-        self._withhold()
+        self._withhold(now_s)
         decisions = [self._as_driver(d, now_s) for d in self._engine.decide(now_s)]
         decisions += [self._as_driver(d, now_s) for d in self._over_groups()]
         for d in decisions:
@@ -164,11 +164,11 @@ class Admitting:
                     pass
         return decisions
 
-    def _withhold(self) -> None:
+    def _withhold(self, now_s: float) -> None:
         """While room is lent no driver starts: Ray, where it makes its groups, knows nothing of loans."""
         for task_id, r in self._drivers.items():
             if self._lent and task_id not in self._withheld:
-                self._engine.withdraw(task_id)
+                self._engine.ended(task_id, now_s, finished=False)
                 self._withheld.add(task_id)
             elif not self._lent and task_id in self._withheld:
                 self._withheld.discard(task_id)

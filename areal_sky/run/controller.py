@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from areal_sky.adapters.ports import Clock, Cloud, HeadPort, LaunchRequest
-from areal_sky.adapters.store import EventStore
+from areal_sky.adapters.ports import Clock, Cloud, Events, HeadPort, LaunchRequest
 from areal_sky.core import reconcile, scaling
 from areal_sky.core.cost import hourly_usd
 from areal_sky.core.events import (
@@ -42,7 +41,7 @@ class Controller:
         self,
         spec: ClusterSpec,
         plan: LaunchPlan,
-        store: EventStore,
+        store: Events,
         cloud: Cloud,
         head: HeadPort,
         clock: Clock,

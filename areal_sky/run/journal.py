@@ -43,7 +43,7 @@ CREATE INDEX metrics_by_task ON metrics (task_id, t_s);
 class Journal:
     """One process at a time holds a journal open; its threads may share it."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, durable: bool = True):
         """Opens or creates. Raises StateError: damaged, newer, not writable, or in use by another head."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Journal:
             raise StateError(f"cannot write beside the task journal {path}: {e.strerror or e}") from None
         try:
             fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._db = Database(path, TABLES, FORMAT, _upgrade)
+            self._db = Database(path, TABLES, FORMAT, _upgrade, durable)
         except BlockingIOError:
             self._guard.close()
             raise StateError(f"{path} is in use by another head of this cluster") from None

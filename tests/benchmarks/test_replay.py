@@ -8,10 +8,11 @@ import pytest
 
 from areal_sky.adapters.traces import TraceTask
 from areal_sky.core.order_policies import AttainedOrder, FifoOrder, ShortestOrder
-from benchmarks.baselines import Srtf
+from areal_sky.run.simulation.baselines import Srtf
+from areal_sky.run.simulation.simtask import Clairvoyance
 from benchmarks.placement import SEEDS, Ours, arrivals, fill
 from benchmarks.placement import synthetic as cluster
-from benchmarks.replay import LOST_S, Clairvoyance, gpus_for, replay
+from benchmarks.replay import LOST_S, gpus_for, replay
 from benchmarks.scheduler_quality import synthetic, weights_of
 
 TASKS = synthetic(150)

@@ -99,6 +99,22 @@ def test_a_requeued_task_waits_at_its_old_place() -> None:
     assert list(placed(admission)) == ["t1"]
 
 
+@pytest.mark.parametrize("other", [None, Ask(Bundle(4.0, 1.0), 1, nodes=("n0",))])
+def test_a_task_may_leave_and_come_back_at_once(other: Ask | None) -> None:
+    """As it was or with another shape, with a deadline whose timer is the same again."""
+    admission = cluster(GPU4)
+    first = [entry(1, 4, deadline_s=5000.0), entry(2, 4, deadline_s=5000.0), entry(3, 4, deadline_s=5000.0)]
+    for e in first:
+        admission.submit(e)
+    for e in first[:2]:
+        admission.ended(e.task_id, 50.0, finished=False)
+        admission.submit(e if other is None else replace(e, ask=other))
+    assert list(placed(admission)) == ["t1"]
+    for n in (1, 2):
+        admission.ended(f"t{n}", 200.0 + n)
+        assert list(placed(admission, 200.0 + n)) == [f"t{n + 1}"]
+
+
 def test_what_others_use_is_placed_around() -> None:
     admission = cluster(GPU4)
     admission.set_node(empty_room("n0", "w", GPU4, "n0"), Bundle(3, 0, 0))

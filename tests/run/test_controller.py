@@ -182,6 +182,14 @@ def test_reclaimed_replica_is_replaced(bench: Bench) -> None:
     assert ReplicaGone("c-rollout-0") in bench.events(ReplicaGone)
 
 
+def test_a_replica_that_somebody_evicts_is_ended_and_replaced(bench: Bench) -> None:
+    """The head gives it no new work, so it would be paid for nothing for ever."""
+    bench.head.drain("c-rollout-0", "reclaim notice", 0.0)
+    bench.run(20)
+    assert bench.ready("rollout") == ["c-rollout-1"]
+    assert ("terminate", "c-rollout-0") in bench.cloud.calls
+
+
 def test_work_of_a_lost_node_waits_for_the_replacement_and_grows_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

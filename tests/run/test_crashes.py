@@ -20,8 +20,7 @@ class MortalJournal(Journal):
     crash_in: int | None = None
 
     def __init__(self, path: Path):
-        super().__init__(path)
-        self._db._db.execute("PRAGMA synchronous=OFF")  # nobody pulls the plug here
+        super().__init__(path, durable=False)
 
     def append(self, events: Sequence[TaskEvent]) -> None:
         self._step()

@@ -50,6 +50,18 @@ def test_a_driver_is_admitted_for_the_gpus_of_all_its_backends(world: World) -> 
     assert sum(h.gpus for h in world.service.usage().holds) == 6
 
 
+def test_no_driver_starts_while_room_is_lent(world: World) -> None:
+    lender = world.submit(4)
+    world.tick(3)
+    world.service.enter_phase(lender, "eval", True)
+    waits = driver(world, "sglang:d2t2")  # 4 GPUs, and 4 are free
+    world.tick(3)
+    assert world.state(waits) == "QUEUED"
+    world.service.enter_phase(lender, "train", False)
+    world.tick(3)
+    assert world.state(waits) == "RUNNING"
+
+
 def test_its_own_groups_are_not_counted_twice(world: World) -> None:
     run = driver(world)
     world.tick(3)

@@ -352,6 +352,20 @@ def test_poison_is_not_run_again(world: World) -> None:
     assert world.service.get(task)["retries"] == 2
 
 
+def test_a_task_that_avoids_a_node_waits_on_while_nodes_come(world: World) -> None:
+    task = world.submit(4, max_retries=5)
+    world.tick(2)
+    world.submit(4)
+    world.tick(2)
+    for _ in range(2):
+        fail(world, task, 1, "KeyError: 'x'\n")
+        world.tick(2)
+    assert world.state(task) == "QUEUED"  # it failed twice alike on one node, and the other is taken
+    world.ray.add_node("w", "c-w-2", GPU4)
+    world.tick(2)
+    assert world.service.get(task)["places"][0]["replica"] == "c-w-2"
+
+
 def test_where_there_is_one_node_a_task_is_not_kept_from_it(tmp_path: Path) -> None:
     world = World(tmp_path, nodes=1)
     world.tick()

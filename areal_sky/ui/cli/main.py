@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("areal_sky.ui.cli.story:events", "What happened, in order."),
     "alerts": ("areal_sky.ui.cli.alerts:alerts", "What is wrong, since when, and what was done about it."),
     "cost": ("areal_sky.ui.cli.cost:cost", "The bill so far, by group, role, replica or task."),
+    "simulate": ("areal_sky.ui.cli.simulate:simulate", "Run a spec in a virtual world; compare policies."),
     "demo": ("areal_sky.ui.cli.demo:demo", "The whole loop on this machine in about a minute."),
 }
 HIDDEN: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""Orders to compare with, each run by the same engine in the same replay (benchmarks/replay.py)."""
+"""Orders to compare with, run by the same engine in the same world as ours. Each names its paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from areal_sky.core.order_policies import gpus_of
 from areal_sky.core.queueing import Entry
 from areal_sky.core.runtimegrid import EDGES_S, N_BUCKETS, bucket_of, gittins_index
-from benchmarks.replay import Clairvoyance
+from areal_sky.run.simulation.simtask import Clairvoyance
 
 STEP, LEAST_STEP_S = 0.25, 60.0
 
