@@ -10,8 +10,10 @@ import pytest
 
 from areal_sky import telemetry
 from areal_sky.adapters import nvml
+from areal_sky.adapters.simulated_gpus import marks
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
+from areal_sky.errors import InvalidInput
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +42,19 @@ def test_on_a_pretend_node_it_tells_of_the_pretend_gpus(tmp_path, monkeypatch):
     assert gpus[0]["utilization"] == 0.0
     assert 50 < gpus[1]["utilization"] <= 100
     assert {"memory_allocated", "memory_cached"} <= set(gpus[0])
+
+
+def test_a_task_may_ask_to_be_watched_closely(tmp_path, monkeypatch):
+    monkeypatch.delenv("AREAL_SKY_TASK_ID", raising=False)
+    monkeypatch.setenv("AREAL_SKY_NODE_DIR", str(tmp_path))
+    with pytest.raises(InvalidInput, match="no task of areal_sky"):
+        telemetry.watch_closely()
+    monkeypatch.setenv("AREAL_SKY_TASK_ID", "t1")
+    telemetry.watch_closely()
+    assert marks(tmp_path) == {"t1"}
+    telemetry.watch_closely(False)
+    telemetry.watch_closely(False)
+    assert marks(tmp_path) == frozenset()
 
 
 def test_without_nvidia_there_are_no_gpus(monkeypatch):

@@ -15,7 +15,7 @@ from areal_sky.core.telemetry import GpuSample, Validity
 GIB = 1024**3
 # Each read asks for memory. The driver measures utilization itself, each 1/6 to 1 s, and keeps its last measurements
 # with their times: asking twice a second misses none and counts none twice. Heat changes in seconds, and since Ampere
-# power is a mean over a second. What was read is repeated meanwhile.
+# power is a mean over a second; clocks matter less than why they are held down. What was read is repeated meanwhile.
 MEASURED_S = 0.5
 SLOW_S = 1.0
 RARE_S = 5.0
@@ -61,8 +61,8 @@ class Device:
     asked_s: float = 0.0
     slow_s: float = 0.0
     rare_s: float = 0.0
-    slow: tuple[Any, ...] = (None,) * 9
-    rare: tuple[Any, ...] = (None, ())  # memory clock, processes
+    slow: tuple[Any, ...] = (None,) * 8
+    rare: tuple[Any, ...] = (None, None, ())  # SM clock, memory clock, processes
     counters: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # id -> (us, count)
 
 
@@ -104,8 +104,8 @@ class DeviceFields:
             # Devices take turns from the first read on, so that no round is much longer than the others.
             d.slow_s = now_s - SLOW_S * (d.number % 8) / 8 if first else now_s
         d.due_s = min(d.asked_s + MEASURED_S, d.slow_s + SLOW_S) - EARLY_S
-        celsius, watts, sm_mhz, throttle, uncorrected, corrected, rx, tx, links = d.slow
-        memory_mhz, processes = d.rare
+        celsius, watts, throttle, uncorrected, corrected, rx, tx, links = d.slow
+        sm_mhz, memory_mhz, processes = d.rare
         return GpuSample(
             d.number, t_s, d.name, d.utilization, used, total, celsius, watts,
             Validity.UNKNOWN if d.utilization is None else Validity.KNOWN,
@@ -212,24 +212,27 @@ class DeviceFields:
 
     def _read_rare(self, d: Device) -> None:
         nvml = self._nvml
-        mhz = None if d.parent is not None else self.ask(d, "memory clock", nvml.nvmlDeviceGetClockInfo, 2)
+        sm_mhz = memory_mhz = None
+        if d.parent is None:
+            sm_mhz = self.ask(d, "sm clock", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
+            memory_mhz = self.ask(d, "memory clock", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)
         told = self.ask(d, "processes", nvml.nvmlDeviceGetComputeRunningProcesses_v3)
-        d.rare = (mhz, tuple(sorted((p.pid, p.usedGpuMemory / GIB) for p in told or () if p.usedGpuMemory is not None)))
+        processes = sorted((p.pid, p.usedGpuMemory / GIB) for p in told or () if p.usedGpuMemory is not None)
+        d.rare = (_float(sm_mhz), _float(memory_mhz), tuple(processes))
 
     def _read_slow(self, d: Device) -> None:
         nvml = self._nvml
         celsius = self.ask(d, "temperature", nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
         if d.parent is not None:
             milliwatts = self.ask(d, "power", nvml.nvmlDeviceGetPowerUsage)
-            d.slow = (_float(celsius), _scaled(milliwatts, 1000), None, None, None, None, None, None, None)
+            d.slow = (_float(celsius), _scaled(milliwatts, 1000), None, None, None, None, None, None)
             return
         reasons = self.ask(d, "throttle", nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        sm_mhz = self.ask(d, "sm clock", nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         milliwatts, *counts = self._counters(d)
         if milliwatts is None:  # before Ampere
             milliwatts = self.ask(d, "power", nvml.nvmlDeviceGetPowerUsage)
         throttle = None if reasons is None else tuple(name for bit, name in THROTTLE.items() if reasons & bit)
-        d.slow = (_float(celsius), _scaled(milliwatts, 1000), _float(sm_mhz), throttle, *counts)
+        d.slow = (_float(celsius), _scaled(milliwatts, 1000), throttle, *counts)
 
     def _counters(self, d: Device) -> tuple[Any, ...]:
         """(power in mW, ECC uncorrected, corrected, PCIe received, sent, NVLink in MiB/s), all in one call.
