@@ -14,6 +14,8 @@ MAX_DEVICES = 256  # of one node
 _DEVICE, _START, _END, _MEAN, _VALIDITY = (
     FIELDS.index(f) for f in ("device", "start_s", "end_s", "utilization_mean", "validity")
 )
+_THROTTLE, _PROCESSES = FIELDS.index("throttle"), FIELDS.index("processes")
+_VALIDITIES = {v.value: v for v in Validity}
 _NEEDED = ("device", "name", "start_s", "end_s", "utilization_mean", "valid_frac", "validity")
 _NUMBERS = tuple(
     i for i, f in enumerate(FIELDS)
@@ -56,16 +58,14 @@ def rows_of(heartbeat: Mapping[str, Any]) -> list[Row]:
 
 def from_row(row: Row, shift_s: float = 0.0) -> GpuWindow:
     """The window of a checked row, `shift_s` later."""
-    values = dict(zip(FIELDS, row, strict=True))
-    throttle, processes = values["throttle"], values["processes"] or ()
-    values |= {
-        "start_s": row[_START] + shift_s,
-        "end_s": row[_END] + shift_s,
-        "validity": Validity(row[_VALIDITY]),
-        "throttle": None if throttle is None else tuple(str(t) for t in throttle),
-        "processes": tuple((int(pid), float(gib)) for pid, gib in processes),
-    }
-    return GpuWindow(**values)
+    values = [*row]
+    values[_START] += shift_s
+    values[_END] += shift_s
+    values[_VALIDITY] = _VALIDITIES[row[_VALIDITY]]
+    throttle, processes = row[_THROTTLE], row[_PROCESSES]
+    values[_THROTTLE] = None if throttle is None else tuple(map(str, throttle))
+    values[_PROCESSES] = tuple((int(pid), float(gib)) for pid, gib in processes) if processes else ()
+    return GpuWindow(*values)
 
 
 def windows_of(heartbeat: Mapping[str, Any], now_s: float) -> list[GpuWindow]:

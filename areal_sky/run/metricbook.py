@@ -59,6 +59,10 @@ class MetricBook:
             self._keep(task_id, known)
         return known
 
+    def at_hand(self, task_id: str) -> Mapping[str, float]:
+        """As `of`, without a look at the disk: of the tasks that have reported latest."""
+        return self._latest.get(task_id, {})
+
     def words(self, task_id: str) -> tuple[float, str] | None:
         """(when, what) the task has reported of late, for its story: each value, and between what it was before."""
         rows = self._journal.metrics(task_id, limit=REPORTS)

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from areal_sky.core.alerts import from_json
 from areal_sky.core.cost import bill
 from areal_sky.core.model import HEAD_GROUP, ClusterState, LaunchPlan, Replica
 from areal_sky.core.story import sentence, story
@@ -13,6 +14,9 @@ from areal_sky.core.view import HeadView
 from areal_sky.errors import ArealSkyError, NotFound
 from areal_sky.home import ClusterHome
 from areal_sky.run import supervise
+from areal_sky.run.alertstore import sentence as sentence_of
+
+ALERTS = 200  # that are over, looked through for a replica's story
 
 
 def status(cluster: ClusterHome) -> dict[str, Any]:
@@ -60,13 +64,25 @@ def why(cluster: ClusterHome, subject: str) -> list[tuple[float, str]]:
     if subject == cluster.name:
         return [(r.t_s, sentence(r.event)) for r in records]
     if lines := story(records, subject):
-        return lines
+        return sorted([*lines, *_alerts(cluster, subject)])
     try:
         return [(float(x["t_s"]), str(x["text"])) for x in cluster.gateway("read").story(subject)]
     except NotFound:
         state = cluster.state()
         known = ", ".join([*state.groups, *state.replicas])
         raise NotFound(f"nothing known about {subject!r}: name a task (`areal-sky queue`) or one of {known}") from None
+
+
+def _alerts(cluster: ClusterHome, replica: str) -> list[tuple[float, str]]:
+    """The latest alerts about the replica's nodes; nothing of them where the head does not answer."""
+    try:
+        with cluster.gateway("read") as gateway:
+            known = gateway.alerts(ALERTS)
+    except ArealSkyError:
+        return []
+    mine = [from_json(a) for a in (*known["active"], *known["over"]) if a["where"]["replica"] == replica]
+    lines = [(a.raised_s, sentence_of("raised", a) + "".join(f"; {words}" for words in a.done)) for a in mine]
+    return lines + [(a.resolved_s, sentence_of("resolved", a)) for a in mine if a.resolved_s is not None]
 
 
 def _view(cluster: ClusterHome, state: ClusterState) -> tuple[HeadView | None, str]:

@@ -19,11 +19,10 @@ OnReport = Callable[[str, int, Mapping[str, float], float, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A run as those need it that watch it: with the latest values that it reported, and its nodes."""
+    """A run, with the latest values that it has reported."""
 
     run: Run
     metrics: Mapping[str, float]
-    nodes: tuple[tuple[str, int], ...]  # replica, index
 
 
 class Tending(Dispatch):
@@ -36,13 +35,16 @@ class Tending(Dispatch):
         """What runs now."""
         with self._lock:
             return [
-                Running(
-                    Run(r.task_id, r.attempt, r.phase_low), self._metrics.of(r.task_id),
-                    tuple(dict.fromkeys((p.replica, p.index) for p in r.held)),
-                )
+                Running(Run(r.task_id, r.attempt, r.phase_low), self._metrics.at_hand(r.task_id))
                 for r in self._tasks.holding.values()
                 if r.state is TaskState.RUNNING and r.stop is None
-            ]  # fmt: skip
+            ]
+
+    def nodes_of(self, task_id: str) -> tuple[tuple[str, int], ...]:
+        """The nodes (replica, index) that the task holds a part of."""
+        with self._lock:
+            r = self._tasks.live(task_id)
+            return () if r is None else tuple(dict.fromkeys((p.replica, p.index) for p in r.held))
 
     def cordon(self, replica: str, index: int, reason: str, *, wanted: bool) -> str:
         """The node takes no new work; what runs there goes on. In words what was done.

@@ -70,7 +70,6 @@ class Watch:
         self._book = AlertBook(store.latest(), clock())
         self._manual: dict[Where | tuple[Where, str], tuple[Finding, float]] = {}
         self._sampling: dict[object, tuple[str, float]] = {}  # by node (replica, index)
-        self._nodes_of: dict[str, tuple[NodeKey, ...]] = {}
         self._notice_limit = Limit(*NOTICES)
         self._requeue_limit = Limit(*REQUEUES)
         self._raised = Counter[str]()
@@ -162,7 +161,6 @@ class Watch:
         """Finds what is wrong now, and does what is to be done about it. Raises StateError."""
         now_s = self._clock()
         running = self._service.running()
-        self._nodes_of = {r.run.task_id: r.nodes for r in running}
         found = self._find(running, now_s)
         with self._lock:
             changes = self._book.update(found, now_s)
@@ -268,7 +266,7 @@ class Watch:
         """The node of the alert, or those of its task."""
         if alert.where.replica:
             return ((alert.where.replica, alert.where.index),)
-        return tuple(node for t in alert.where.affected for node in self._nodes_of.get(t, ()))
+        return tuple(node for t in alert.where.affected for node in self._service.nodes_of(t))
 
     def _end(self, alert: Alert) -> list[str]:
         """What is over: cordons of what heals are lifted, unless another alert holds the node."""
@@ -276,7 +274,8 @@ class Watch:
         if not cordoned or alert.kind not in HEALING:
             return []
         with self._lock:
-            others = {node for a in self._book.active() for node in self._nodes(a)}
+            active = self._book.active()
+        others = {node for a in active for node in self._nodes(a)}
         done: list[str] = []
         for node in self._nodes(alert):
             if node not in others:

@@ -17,11 +17,13 @@ from areal_sky import AlertManager
 from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
+from areal_sky.core.events import LaunchIntended, Record
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.errors import InvalidInput, NotFound
 from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.journal import Journal
+from areal_sky.run.report import why
 from areal_sky.run.tasks import TaskService
 from areal_sky.run.watch import MANUAL_S, Watch
 from areal_sky.ui.cli.main import cli
@@ -82,6 +84,25 @@ def test_an_alert_from_a_task_to_the_terminal(head: Head, monkeypatch: pytest.Mo
     assert "manual at t7: KL is large" in head.run().output
     monkeypatch.setenv("AREAL_SKY_GATEWAY", "http://127.0.0.1:9")
     assert not manager.trigger_alert("nobody hears this")
+
+
+def test_a_replicas_story_has_its_alerts(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = {
+        "device": 0, "name": "H100", "start_s": 0.0, "end_s": 1.0, "utilization_mean": None, "valid_frac": 0.0,
+        "validity": "lost", "error": "gone",
+    }  # fmt: skip
+    launched = Record(1, 5.0, LaunchIntended("c-w-0", "w", 0, 1, "on_demand", None, "wanted"))
+    monkeypatch.setattr(head, "records", lambda: [launched], raising=False)
+    monkeypatch.setattr(head, "name", "c", raising=False)
+    for replica in ("c-w-0", "c-w-1"):
+        head.watch.heard({"replica": replica, "index": 0, "t_s": 1.0, "windows": [window]}, head.clock.now())
+    head.watch.look()
+    first, second = why(head, "c-w-0")  # type: ignore[arg-type]
+    assert first[1].startswith("c-w-0: will be launched")
+    assert second[1].startswith("alert a1: lost_gpu at c-w-0/0 GPU 0: the GPU is lost (H100) (gone); cordon: ")
+    head.server.should_exit = True
+    monkeypatch.setattr(head, "url", "http://127.0.0.1:9")
+    assert why(head, "c-w-0") == [first]  # type: ignore[arg-type]
 
 
 def test_a_person_lifts_a_cordon(head: Head) -> None:
