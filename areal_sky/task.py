@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_sky.adapters.torch_memory import as_metrics
 from areal_sky.core.dependencies import numbers_of
 from areal_sky.core.model import Bundle
 from areal_sky.core.taskmodel import BACKOFF_S, TaskSpec
@@ -233,10 +234,13 @@ def submit(home: ClusterHome, task: Task) -> TaskHandle:
 def track_runtime_metrics(task_id: str, metrics: Mapping[str, float]) -> bool:
     """Records values of a running task (reward, loss, step, tokens_per_s, ...); callable inside a task and outside.
 
-    NaN and infinities are told, too: they raise an alert. False when the head does not answer: a training run shall not
+    NaN and infinities are told, too: they raise an alert. What PyTorch holds of each GPU (`gpu0_memory_allocated_gib`,
+    `gpu0_memory_cached_gib`) travels with a task's own. False when the head does not answer: a training run shall not
     die of its metrics. Raises InvalidInput for what is no number, NotFound.
     """
-    rank = os.environ.get("RANK", "") if os.environ.get("AREAL_SKY_TASK_ID") == task_id else ""
+    rank = ""
+    if os.environ.get("AREAL_SKY_TASK_ID") == task_id:
+        rank, metrics = os.environ.get("RANK", ""), {**as_metrics(), **metrics}
     try:
         with connector(None)() as gateway:
             gateway.track_metrics(task_id, metrics, int(rank) if rank.isdigit() else None)
@@ -274,8 +278,7 @@ def low_phase(name: str, task_id: str | None = None) -> Iterator[None]:
 
 def _gpus_are_back(task_id: str | None) -> bool:
     back: list[bool] = []
-    told = _tell(task_id, "phase", lambda gateway, task: back.append(not gateway.task(task)["borrowers"]))
-    return not told or back[-1]
+    return not _tell(task_id, "phase", lambda head, task: back.append(not head.task(task)["borrowers"])) or back[-1]
 
 
 def _tell(task_id: str | None, what: str, call: Callable[[GatewayClient, str], None]) -> bool:

@@ -38,6 +38,15 @@ def torch_memory(load: bool = False) -> dict[int, TorchMemory]:
     return {_machine_index(i): TorchMemory(_machine_index(i), a / GIB, r / GIB) for i, a, r in read}
 
 
+def as_metrics() -> dict[str, float]:
+    """The same as values that a task reports of itself; empty where this process holds nothing."""
+    held: dict[str, float] = {}
+    for device, memory in torch_memory().items():
+        held[f"gpu{device}_memory_allocated_gib"] = memory.allocated_gib
+        held[f"gpu{device}_memory_cached_gib"] = memory.reserved_gib
+    return held
+
+
 def _machine_index(ordinal: int) -> int:
     """CUDA renumbers the devices that CUDA_VISIBLE_DEVICES lists. Numbers are undone here; UUIDs are left alone."""
     visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v.strip()]

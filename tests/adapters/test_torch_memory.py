@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from contextlib import contextmanager
 
 import pytest
 
+from areal_sky import task
 from areal_sky.adapters.torch_memory import TorchMemory, torch_memory
 
 GIB = 1024**3
@@ -58,3 +60,20 @@ def test_torch_is_not_imported_by_looking():
         "assert t() == {} and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_task_tells_of_it_with_its_metrics(torch, monkeypatch):
+    told = []
+
+    @contextmanager
+    def gateway():
+        yield types.SimpleNamespace(track_metrics=lambda *args: told.append(args))
+
+    monkeypatch.setattr(task, "connector", lambda _: gateway)
+    monkeypatch.setenv("AREAL_SKY_TASK_ID", "t1")
+    monkeypatch.setenv("RANK", "3")
+    task.track_runtime_metrics("t1", {"loss": 0.5, "gpu1_memory_cached_gib": 9.0})
+    held = {"gpu0_memory_allocated_gib": 1.0, "gpu0_memory_cached_gib": 2.0, "gpu1_memory_allocated_gib": 2.0}
+    assert told == [("t1", {**held, "loss": 0.5, "gpu1_memory_cached_gib": 9.0}, 3)]
+    task.track_runtime_metrics("another", {"loss": 0.5})
+    assert told[1] == ("another", {"loss": 0.5}, None), "of another task this process knows nothing"
