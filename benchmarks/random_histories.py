@@ -13,9 +13,9 @@ HISTORIES = 1000
 
 
 def measure(histories: int = HISTORIES) -> dict[str, Any]:
-    """`events`: records written by controllers and task services; `faults`: calls that a fault befell."""
+    """`events`: records written by controllers and task services; `faults`: calls that a fault befell; CPU seconds."""
     logging.disable(logging.CRITICAL)
-    started = time.perf_counter()
+    started = time.process_time()
     events = faults = violations = 0
     try:
         for seed in range(histories):
@@ -30,5 +30,5 @@ def measure(histories: int = HISTORIES) -> dict[str, Any]:
         logging.disable(logging.NOTSET)
     return {
         "histories": histories, "events": events, "faults": faults, "violations": violations,
-        "seconds": time.perf_counter() - started,
+        "cpu_s": time.process_time() - started,
     }  # fmt: skip

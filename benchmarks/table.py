@@ -1,4 +1,7 @@
-"""The last run of every benchmark, kept in last_run.json, and docs/benchmarks.md, which is made from it."""
+"""The last run of every benchmark, kept in last_run.json, and docs/benchmarks.md, which is made from it and the limits.
+
+`python -m benchmarks.table` makes the document anew, after a limit has changed.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,10 @@ def document() -> str:
         measured = dict(flat(run)) if run else {figure: x["measured"] for figure, x in limits.items()}
         for figure, value in measured.items():
             limit = limits.get(figure, {})
-            told = ", ".join(f"{word} {limit[key]:g}" for key, word in (("min", "at least"), ("max", "at most"))
+            told = ", ".join(f"{word} {_number(limit[key])}" for key, word in (("min", "at least"), ("max", "at most"))
                              if key in limit)  # fmt: skip
             when = run["when"] if run else ""
-            shown = "not measured" if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+            shown = "not measured" if value is None else _number(value)
             lines.append(f"| {name} | {figure} | {shown} | {told} | {_verdict(value, limit)} | {when} |")
     machines = sorted({run["machine"] for run in runs.values()})
     return HEAD + "\n".join(lines) + "\n" + "".join(f"\nMeasured on: {m}.\n" for m in machines)
@@ -64,9 +67,17 @@ def flat(figures: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, float 
             yield of + name, value
 
 
+def _number(value: float) -> str:
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
 def _verdict(value: float | None, limit: Mapping[str, Any]) -> str:
     if value is None or not {"min", "max"} & set(limit):
         return ""
     if limit.get("min", -math.inf) <= value <= limit.get("max", math.inf):
         return "met"
     return f"missed: {limit['missed']}" if "missed" in limit else "missed"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), encoding="utf-8")

@@ -11,7 +11,7 @@ from benchmarks import table
 
 
 def test_the_document_is_the_one_of_the_last_run() -> None:
-    assert table.DOCUMENT.read_text() == table.document(), "run `make bench`"
+    assert table.DOCUMENT.read_text() == table.document(), "run `python -m benchmarks.table`"
 
 
 def test_a_run_replaces_the_one_before_and_says_what_is_missed(

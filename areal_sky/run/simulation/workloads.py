@@ -66,14 +66,36 @@ def made_up(spec: ClusterSpec, plan: LaunchPlan, days: float, seed: int) -> Work
     models = [(m.name, m.model_type) for m in spec.models] or [("7b", "")]
     draw = lots(seed, "workload")
     runs: list[RlRunSpec] = []
+    train, rollout = _usual_gpus(plan)
     for name, model_type in models:
-        setup = Setup(PROFILES[profile_of(name)], steps=40, train_gpus=8.0, batch=256)
+        setup = Setup(PROFILES[profile_of(name)], steps=40, train_gpus=train, batch=256)
         for at_s in _arrivals(12 * 3600.0, 0.0, days, draw):
             at = RlRunSpec(
-                f"{name}-{len(runs) + 1}", setup, at_s, tenant=name, model_type=model_type, rollouts=2, eval_every=10
-            )
+                f"{name}-{len(runs) + 1}", setup, at_s, tenant=name, model_type=model_type, rollouts=2, eval_every=10,
+                train_bundle_gpus=train, rollout_gpus=rollout,
+            )  # fmt: skip
             runs.append(_sized(at, plan))
     return Workload("synthetic", runs=tuple(runs), days=days)
+
+
+def _usual_gpus(plan: LaunchPlan) -> tuple[float, float]:
+    """GPUs of a trainer and of each of its two rollout replicas: eight, less where all of them would not fit at once.
+
+    Raises InvalidInput: there are too few GPUs.
+    """
+    all_gpus = sum(g.shape.gpus * g.nodes_per_replica * g.max_replicas for g in plan.groups)
+    if all_gpus < 3:
+        raise InvalidInput(f"an RL run takes three GPUs, this spec has {all_gpus:g} at its largest: give a --workload")
+    share = 8.0 if all_gpus >= 24 else float(max(1, all_gpus // 4))
+    train, rollout = (min(share, g.shape.gpus) for g in _groups(plan))
+    return train, rollout
+
+
+def _groups(plan: LaunchPlan) -> tuple[GroupPlan, GroupPlan]:
+    """Where trainers and rollouts go: the groups whose names speak of them, else the one with the largest nodes."""
+    largest = max(plan.groups, key=lambda g: g.shape.gpus)
+    train, rollout = (next((g for g in plan.groups if kind in g.name), largest) for kind in ("train", "rollout"))
+    return train, rollout
 
 
 def read_spot_traces(paths: Iterable[Path]) -> tuple[SpotTrace, ...]:

@@ -47,8 +47,6 @@ def simulate(
     """
     from areal_sky.run.simulation import report, study
 
-    # The controller tells its log of every refused launch; here that is weather.
-    logging.getLogger("areal_sky").setLevel(logging.ERROR)
     names = [n.strip() for n in compare.split(",") if n.strip()] or [policy or study.AS_IS]
     if policy is not None and compare:
         raise InvalidInput("--policy and --compare say the same: name all policies with --compare")
@@ -61,10 +59,16 @@ def simulate(
     else:
         made = study.of_spec(str(file), workload, spot, world, days, seed, time.time())
     results = list(made.truth)
-    for name in names:
-        results.append(made.run(name))
-        if as_json:
-            click.echo(results[-1].to_json())
+    controllers = logging.getLogger("areal_sky.run.controller")
+    level = controllers.level
+    controllers.setLevel(logging.ERROR)  # it tells its log of every refused launch; here that is weather
+    try:
+        for name in names:
+            results.append(made.run(name))
+            if as_json:
+                click.echo(results[-1].to_json())
+    finally:
+        controllers.setLevel(level)
     if not as_json:
         click.echo(report.table(results))
     if out is not None:

@@ -74,6 +74,9 @@ def test_a_synthetic_workload_is_drawn_from_its_seed_and_its_mistakes_have_a_pla
 
 def test_without_a_workload_the_models_of_the_spec_run() -> None:
     assert {r.setup.profile.name for r in made_up(SPEC, PLAN, 1.0, 0).runs} == {"7b"}
+    small = load_text("resources: {accelerators: 'V100:8'}\ninfra: aws/us-east-1\nname: s\n", "s.yaml", None)
+    run = made_up(small, draft(small, shipped_offers()), 0.1, 0).runs[0]
+    assert run.train_bundle_gpus + run.rollouts * run.rollout_gpus <= 8, "they would wait for each other"
     assert [profile_of(m) for m in ("qwen2.5-1.5b", "qwen3-30b-a3b", "qwen3-8b", "tiny-moe")] == [
         "1.5b", "32b", "7b", "7b",
     ]  # fmt: skip
