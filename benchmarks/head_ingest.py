@@ -1,4 +1,5 @@
-"""What the head spends on the windows of 1,000 nodes with 8 GPUs each: gateway, hub and the history on disk.
+"""What the head spends on the windows of 1,000 nodes with 8 GPUs each: gateway, hub, history on disk, and the watch
+that looks for anomalies, with a task on every node.
 
 The head process serves the real gateway (uvicorn, as `areal-sky head` starts it, without Ray); another process plays
 the agents: each node posts its 1 s windows in batches, as often as the head's answers ask for, over connections that
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,14 @@ from typing import Any
 import psutil
 
 from areal_sky.adapters.windowstore import WindowStore
+from areal_sky.core.anomaly import Run
 from areal_sky.core.sampling import beat_every_s
 from areal_sky.core.telemetry import GpuWindow, Validity
 from areal_sky.core.windowcodec import FIELDS, to_row
+from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.hub import TelemetryHub
+from areal_sky.run.tending import Running
+from areal_sky.run.watch import Watch
 
 NODES = 1000
 GPUS = 8
@@ -70,10 +76,17 @@ def measure() -> dict[str, float]:
 
 
 class _Service:
-    """Stands in for the task service, which heartbeats do not reach."""
+    """Stands in for the task service, of which the watch asks what runs."""
 
     class head_env:
         lease_s = 600.0
+        alerts = ()
+
+    def __init__(self) -> None:
+        self._running = [Running(Run(f"t{n}", 1), {}) for n in range(NODES)]
+
+    def running(self) -> list[Running]:
+        return self._running
 
 
 def head(folder: str) -> None:
@@ -87,7 +100,10 @@ def head(folder: str) -> None:
         t_s = now_s - PAST_S + second
         for node in range(NODES):
             hub.ingest(_body(node, t_s, PAST_STEP_S), t_s)
-    app = create_app(_Service(), hub, {"node": TOKEN}, "c")  # type: ignore[arg-type]
+    service: Any = _Service()
+    watch = Watch(service, AlertStore(Path(folder) / "alerts.db"), service.head_env)
+    threading.Thread(target=watch.run, args=(threading.Event(),), daemon=True).start()
+    app = create_app(service, hub, {"node": TOKEN}, "c", watch=watch)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)

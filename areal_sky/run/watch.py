@@ -195,7 +195,7 @@ class Watch:
             self._detector.left(*key)
             return
         ranks = [RankOn(r["task_id"], int(r["rank"]), tuple(r["gpus"])) for r in news.get("running", ())]
-        self._detector.heard(*key, ranks, windows_of(news, now_s))
+        self._detector.heard(*key, ranks, windows_of(news, now_s, checked=True))
 
     # ------------------------------------------------------------ what is done
 
