@@ -48,7 +48,9 @@ def simulate(
     from areal_sky.run.simulation import report, study
 
     # The controller tells its log of every refused launch; here that is weather.
-    logging.getLogger("areal_sky").setLevel(logging.ERROR)
+    log = logging.getLogger("areal_sky")
+    click.get_current_context().call_on_close(lambda level=log.level: log.setLevel(level))
+    log.setLevel(logging.ERROR)
     names = [n.strip() for n in compare.split(",") if n.strip()] or [policy or study.AS_IS]
     if policy is not None and compare:
         raise InvalidInput("--policy and --compare say the same: name all policies with --compare")
