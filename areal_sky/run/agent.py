@@ -96,6 +96,7 @@ class Agent:
         self._lock = threading.Lock()
         self._unsent: deque[GpuWindow] = deque(maxlen=BUFFER_S * max(1, self._expected_gpus or 8))
         self._running: tuple[RunningRank, ...] = ()
+        self._latest: dict[int, GpuWindow] = {}  # of each GPU
         self._dropped = 0  # windows that fell out of the full buffer unsent
         self._urgent = threading.Event()
 
@@ -166,6 +167,7 @@ class Agent:
         with self._lock:
             self._dropped += max(0, len(self._unsent) + len(ready) - (self._unsent.maxlen or 0))
             self._unsent.extend(ready)
+            self._latest.update((w.device, w) for w in ready)
         self._open_window(end_s)
         return ready
 
@@ -217,6 +219,12 @@ class Agent:
             "windows": [to_row(w) for w in unsent],
             "leaving": leaving,
         }
+
+    def known(self, now_s: float) -> dict[str, Any]:
+        """The same with the latest window of each GPU, whatever has been sent: all that is known of this node now."""
+        with self._lock:
+            latest = [w for _, w in sorted(self._latest.items())]
+        return {**self.heartbeat_body(now_s), "fields": FIELDS, "windows": [to_row(w) for w in latest]}
 
     def beat(self, now_s: float, leaving: bool = False) -> bool:
         """Post one heartbeat; False when the head did not take it (its windows are kept for the next one)."""

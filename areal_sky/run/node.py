@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from areal_sky.adapters import processes
@@ -21,8 +21,12 @@ from areal_sky.run.giveback import give_back
 log = logging.getLogger(__name__)
 
 
-def run_node(environ: Mapping[str, str], stop: threading.Event) -> int:
+def run_node(
+    environ: Mapping[str, str], stop: threading.Event, on_agent: Callable[[Agent, str], object] | None = None
+) -> int:
     """Runs until the lease ends, the raylet dies or `stop` is set; returns the exit code.
+
+    `on_agent` gets the agent, once there is one, and the node token.
 
     Raises InvalidInput when the environment is not that of a node.
     """
@@ -43,6 +47,8 @@ def run_node(environ: Mapping[str, str], stop: threading.Event) -> int:
     daemon, adopted = raydaemon.start_or_adopt(state_dir, _arguments(node, environ, state_dir), env)
     log.info("%s raylet pid %s of %s", "adopted" if adopted else "started", daemon.pid, node.replica)
     agent = connect(node, token, raylet_alive=daemon.alive)
+    if on_agent is not None:
+        on_agent(agent, token)
     thread = threading.Thread(target=agent.run, args=(stop,), name="agent", daemon=True)
     thread.start()
     try:

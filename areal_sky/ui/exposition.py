@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from areal_sky.adapters.processes import rss_mib
 from areal_sky.core.view import HeadView
 from areal_sky.errors import Unreachable
+from areal_sky.run.hub import TelemetryHub
 from areal_sky.run.tasks import TaskService
 from areal_sky.run.watch import Watch
 
@@ -59,10 +60,18 @@ def exposition(cluster: str, service: TaskService, hub: Any, watch: Watch | None
         view = service.view()
     except Unreachable:
         view = None
-    families = [*_gpus(nodes), *_nodes(nodes), *_tasks(service, view), *_head()]
+    families = [*_gpus(nodes), *_nodes(nodes), *_tasks(service, view), *_process("head")]
     if watch is not None:
         families += _alerts(watch)
     return "".join(_text(f, {"cluster": cluster}) for f in families)
+
+
+def node_exposition(heartbeat: Mapping[str, Any], now_s: float) -> str:
+    """The page of one node, from what its agent knows (`Agent.known`)."""
+    hub = TelemetryHub()
+    hub.ingest(heartbeat, now_s)
+    families = [*_gpus(hub.gpus(0, now_s)["nodes"]), *_process("agent")]
+    return "".join(_text(f, {"cluster": str(heartbeat["cluster"])}) for f in families)
 
 
 def _gpus(nodes: list[dict[str, Any]]) -> Iterator[Family]:
@@ -113,10 +122,11 @@ def _alerts(watch: Watch) -> Iterator[Family]:
     yield Family("alerts_raised_total", "counter", "Alerts that were raised since the head started.", samples)
 
 
-def _head() -> Iterator[Family]:
-    yield Family("head_cpu_seconds_total", "counter", "CPU time of the head's process.", [({}, time.process_time())])
-    told = "Memory of the head's process."
-    yield Family("head_resident_memory_bytes", "gauge", told, [({}, rss_mib(os.getpid()) * MIB)])
+def _process(whose: str) -> Iterator[Family]:
+    told = f"CPU time of the {whose}'s process."
+    yield Family(f"{whose}_cpu_seconds_total", "counter", told, [({}, time.process_time())])
+    told = f"Memory of the {whose}'s process."
+    yield Family(f"{whose}_resident_memory_bytes", "gauge", told, [({}, rss_mib(os.getpid()) * MIB)])
 
 
 def _place(node: Mapping[str, Any]) -> dict[str, str]:

@@ -40,11 +40,12 @@ def controller(name: str) -> None:
 def node() -> None:
     """Join this machine to a cluster and hold its lease. Configured by the environment."""
     from areal_sky.run.node import run_node
+    from areal_sky.ui.nodepage import serve_metrics
 
     set_up_logging()
     stop = threading.Event()
     stop_on_signals(stop)
-    sys.exit(run_node(os.environ, stop))
+    sys.exit(run_node(os.environ, stop, serve_metrics))
 
 
 @click.command(hidden=True)
