@@ -60,15 +60,22 @@ def summary(result: SimResult) -> Summary:
     )  # fmt: skip
 
 
-def table(results: Sequence[SimResult]) -> str:
-    """One line per result, with the best of each column where less or more is better marked by `*`."""
+def table(results: Sequence[SimResult], width: int = 80) -> str:
+    """One line per result, with the best of each column where less or more is better marked by `*`.
+
+    Columns for which a line of `width` has no room go on in a block below, again with the names.
+    """
     cells = _cells(results)
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines: list[str] = []
-    for name, *row in cells:
-        told = "".join(f"  {cell:>{width}}" for cell, width in zip(row, widths[1:], strict=True))
-        lines.append(f"{name:<{widths[0]}}{told}")
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+    blocks: list[str] = []
+    columns = list(range(1, len(widths)))
+    while columns:
+        fit = widths[0]
+        here = [c for c in columns if (fit := fit + 2 + widths[c]) <= width] or columns[:1]
+        columns = columns[len(here) :]
+        lines = [f"{row[0]:<{widths[0]}}" + "".join(f"  {row[c]:>{widths[c]}}" for c in here) for row in cells]
+        blocks.append("\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]]))
+    return "\n\n".join(blocks)
 
 
 def write(results: Sequence[SimResult], out: Path) -> tuple[Path, ...]:

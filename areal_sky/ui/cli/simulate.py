@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def simulate(
     finally:
         controllers.setLevel(level)
     if not as_json:
-        click.echo(report.table(results))
+        click.echo(report.table(results, shutil.get_terminal_size().columns))
     if out is not None:
         try:
             for path in report.write(results, out):

@@ -53,10 +53,14 @@ def test_what_is_not_known_is_na_and_the_best_did_all_the_work() -> None:
     lazy, good, dear = result("lazy", row(1, None), row(2, 1)), *(
         result(p, row(1, 3), row(2, 2), usd=usd) for p, usd in (("good", 20.0), ("dear", 30.0))
     )  # fmt: skip
-    head, _, *lines = report.table([lazy, good, dear]).splitlines()
+    head, _, *lines = report.table([lazy, good, dear], width=200).splitlines()
     at = head.split().index("cost")
     assert [line.split()[at] for line in lines] == ["$10.00", "$20.00*", "$30.00"]
     assert "late" not in head and "tokens/s" not in head
+    narrow = report.table([lazy, good, dear], width=50)
+    assert max(map(len, narrow.splitlines())) <= 50, "what has no room goes on below"
+    words = [w for block in narrow.split("\n\n") for w in block.splitlines()[0].split()[1:]]
+    assert words == head.split()[1:] and narrow.count("lazy") == narrow.count("\n\n") + 1
     assert report.table([result("none", row(1, None))]).splitlines()[2].split()[2] != "0s"
 
 
