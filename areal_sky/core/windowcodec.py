@@ -79,6 +79,13 @@ def windows_of(heartbeat: Mapping[str, Any], now_s: float, *, checked: bool = Fa
     return [from_row(row, shift_s) for row in rows]
 
 
+def tells_of_a_loss(heartbeat: Mapping[str, Any]) -> bool:
+    """Whether a GPU is lost in one of its windows. Quick: asked of every heartbeat."""
+    if tuple(heartbeat.get("fields") or ()) == FIELDS:
+        return any(row[_VALIDITY] == "lost" for row in heartbeat["windows"])
+    return any(Validity.LOST in (w.values() if isinstance(w, Mapping) else w) for w in heartbeat.get("windows", ()))
+
+
 def _by_name(w: Mapping[str, Any]) -> Row:
     for name in _NEEDED:
         w[name]  # KeyError

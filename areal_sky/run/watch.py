@@ -20,8 +20,7 @@ from areal_sky.core.alerts import HEALING, Alert, AlertBook, Change, Limit, acti
 from areal_sky.core.anomaly import Detector, RankOn
 from areal_sky.core.findings import Finding, Kind, Where
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.telemetry import Validity
-from areal_sky.core.windowcodec import windows_of
+from areal_sky.core.windowcodec import tells_of_a_loss, windows_of
 from areal_sky.errors import ArealSkyError, InvalidInput, StateError
 from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.tasks import TaskService
@@ -84,7 +83,7 @@ class Watch:
     def heard(self, heartbeat: Mapping[str, Any], now_s: float) -> str | None:
         """A heartbeat that the hub has taken. The sampling that the node shall go over to: fast, slow or None."""
         self._inbox.append((heartbeat, now_s))
-        if any(Validity.LOST in (w.values() if isinstance(w, dict) else w) for w in heartbeat.get("windows", ())):
+        if tells_of_a_loss(heartbeat):
             self._urgent.set()
         wanted, until_s = self._sampling.get((heartbeat.get("replica"), heartbeat.get("index")), (None, 0.0))
         return wanted if now_s <= until_s else None
