@@ -162,9 +162,6 @@ class GatewayClient:
         """Move what runs on the replica now; it takes no new work."""
         return self._call("POST", f"/v1/replicas/{_part(replica)}/evict", {"reason": reason})
 
-    def heartbeat(self, heartbeat: Mapping[str, Any]) -> dict[str, Any]:
-        return self._call("POST", "/v1/nodes/heartbeat", dict(heartbeat))
-
     def controller_heartbeat(self, lease_s: float = 0.0) -> dict[str, Any]:
         return self._call("POST", "/v1/controller/heartbeat", {"lease_s": lease_s})
 

@@ -111,7 +111,7 @@ def _check(row: Row) -> None:
         if validity == "known":
             row[_VALIDITY] = Validity.UNKNOWN.value
         row[_MEAN] = row[_MEAN + 1] = row[_MEAN + 2] = None
-    _check_lists(row[-1], row[FIELDS.index("throttle")])
+    _check_lists(row[_PROCESSES], row[_THROTTLE])
 
 
 def _check_lists(processes: Any, throttle: Any) -> None:

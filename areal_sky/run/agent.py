@@ -199,6 +199,16 @@ class Agent:
         """
         with self._lock:
             unsent = [w for _, w in zip(range(WINDOWS_PER_POST), self._unsent, strict=False)]
+        return self._body(now_s, unsent, leaving)
+
+    def known(self, now_s: float) -> dict[str, Any]:
+        """The same with the latest window of each GPU, whatever has been sent: all that is known of this node now."""
+        with self._lock:
+            latest = [w for _, w in sorted(self._latest.items())]
+        return self._body(now_s, latest)
+
+    def _body(self, now_s: float, told: list[GpuWindow], leaving: bool = False) -> dict[str, Any]:
+        with self._lock:
             running, dropped = self._running, self._dropped
         return {
             "cluster": self._env.cluster,
@@ -216,15 +226,9 @@ class Agent:
             ],
             "dropped": dropped,
             "fields": FIELDS,
-            "windows": [to_row(w) for w in unsent],
+            "windows": [to_row(w) for w in told],
             "leaving": leaving,
         }
-
-    def known(self, now_s: float) -> dict[str, Any]:
-        """The same with the latest window of each GPU, whatever has been sent: all that is known of this node now."""
-        with self._lock:
-            latest = [w for _, w in sorted(self._latest.items())]
-        return {**self.heartbeat_body(now_s), "fields": FIELDS, "windows": [to_row(w) for w in latest]}
 
     def beat(self, now_s: float, leaving: bool = False) -> bool:
         """Post one heartbeat; False when the head did not take it (its windows are kept for the next one)."""

@@ -20,6 +20,7 @@ import yaml
 
 from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.gateway_client import GatewayClient
+from areal_sky.adapters.headpost import HeadPost
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.core.taskmodel import TaskSpec
@@ -70,11 +71,11 @@ class Head:
         )  # fmt: skip
         lost = GpuWindow(1, "H100", t_s - 1, t_s, *([None] * 7), 0.0, Validity.LOST, "gone")
         running = [{"task_id": self.task, "rank": 0, "kind": "train", "gpus": [0]}]
+        HeadPost("127.0.0.1", int(self.url.rpartition(":")[2]), TOKENS["node"]).heartbeat({
+            "cluster": "c", "group": "w", "replica": "c-w-0", "index": 0, "t_s": t_s, "gpus": 2,
+            "raylet_alive": True, "running": running, "windows": [asdict(fine), asdict(lost)],
+        })  # fmt: skip
         with GatewayClient(self.url, TOKENS["node"]) as node:
-            node.heartbeat({
-                "cluster": "c", "group": "w", "replica": "c-w-0", "index": 0, "t_s": t_s, "gpus": 2,
-                "raylet_alive": True, "running": running, "windows": [asdict(fine), asdict(lost)],
-            })  # fmt: skip
             node.track_metrics(self.task, {"reward": 0.25, 'odd"name\\': 1.0})
         self.watch.look()
 
