@@ -41,7 +41,6 @@ from areal_sky.core.room import (
     need_of,
     occupy,
     room_of,
-    subtract,
     take,
 )
 from areal_sky.core.roomindex import Allow, Bucket, Node, RoomIndex, Shelf
@@ -76,22 +75,19 @@ def find(index: RoomIndex, ask: Ask, allow: Allow | None = None, least: int = 0)
 
 def placement_on(nodes: Nodes, need: Need) -> Placement:
     """Which devices each bundle gets."""
-    share = need.share
-    if len(nodes) == 1 and nodes[0][1] == 1:
-        node = nodes[0][0]
-        chosen = choose_devices(node.devices, need)
-        assert chosen is not None, "found where it does not fit"
-        return Placement((node.node_id,), (tuple([(i, share) for i in chosen]),))
     node_ids: list[str] = []
     devices: list[tuple[DeviceShare, ...]] = []
     for node, n in nodes:
-        left = node.devices[:]
-        for _ in range(n):
-            chosen = choose_devices(left, need)
-            assert chosen is not None, "found where it does not fit"
-            subtract(left, chosen, need)
+        left = node.devices
+        for more in range(n - 1, -1, -1):
+            shares = choose_devices(tuple(left), need)
+            assert shares is not None, "found where it does not fit"
             node_ids.append(node.node_id)
-            devices.append(tuple([(i, share) for i in chosen]))
+            devices.append(shares)
+            if more:
+                left = left[:]
+                for i, _ in shares:
+                    left[i] -= need.amount
     return Placement(tuple(node_ids), tuple(devices))
 
 
@@ -136,8 +132,8 @@ def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
             twin = some.nodes[node.node_id] = Node.__new__(Node)
             for slot in Node.__slots__:
                 setattr(twin, slot, getattr(node, slot))
-            twin.shelf, twin.bucket = shelf, None
-            shelf.move(twin, shelf.bucket_of(twin))
+            twin.shelf, twin.stands_in = shelf, None
+            shelf.put(twin)
     return some
 
 
@@ -185,7 +181,7 @@ def _rank(found: Nodes, shelf_set: Sequence[tuple[int, Shelf]], need: Need, ask:
         max(preferences[key] for key in used),
         len({accelerator for _, accelerator, _ in used}),
         -len(found) if ask.strategy == "spread" else len(found),
-        sum(node.bucket.total for node, _ in found if node.bucket),
+        sum(node.bucket.total for node, _ in found),
         sum(node.cpus for node, _ in found),
         shelf_set[0][1].key,
     )

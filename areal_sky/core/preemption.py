@@ -112,9 +112,7 @@ class Preemption:
                 b.capacity(shape.need) * len(b.members)
                 for b in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g))
             )
-            for n in rooms:
-                node = self._index.nodes[n]
-                elsewhere -= node.bucket.capacity(shape.need) if node.bucket else 0
+            elsewhere -= sum(self._index.nodes[n].bucket.capacity(shape.need) for n in rooms)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)

@@ -1,7 +1,8 @@
 """The free room of many nodes, ordered so that the tightest fit is found without looking at every node.
 
 Nodes of one group, with the same accelerator, stand on one shelf. On a shelf, nodes with exactly the same free room are
-one bucket; buckets are sorted by free GPUs, then CPUs. A change of one node moves it from one bucket to another.
+one bucket; buckets are sorted by free GPUs, then CPUs. A change of one node moves it from one bucket to another. Most
+nodes change twice, as one task ends and another starts, before anybody looks for nodes: they are sorted in only then.
 
 A node may be guarded: then it is only given to those whom the guard's name admits (reserved for another, or lent).
 """
@@ -15,9 +16,9 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from areal_sky.core.fragmentation import UsualAsk
-from areal_sky.core.gangs import Ask, accelerator_matches
+from areal_sky.core.gangs import Ask, DeviceShare, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
-from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, subtract, units
+from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, units
 from areal_sky.errors import InvalidInput
 
 Allow = Callable[[str], bool]  # whether who asks may use nodes with that guard
@@ -26,9 +27,12 @@ _EMPTY_BUCKETS = 4096  # kept per shelf for what they remember
 
 
 class Node:
-    """One node's free room now, in units. Changed by RoomIndex only."""
+    """One node's free room now, in units. Changed by RoomIndex only.
 
-    __slots__ = ("bucket", "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf")
+    `bucket` is the one for its room, `stands_in` the one where it has been sorted in; None: not yet.
+    """
+
+    __slots__ = ("bucket", "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "stands_in")
 
     def __init__(self, room: NodeRoom, shelf: Shelf):
         self.node_id = room.node_id
@@ -36,17 +40,18 @@ class Node:
         self.shelf = shelf
         self.market = room.market
         self.guard = ""
-        self.devices: list[int] = []
-        self.cpus = 0
-        self.memory = 0
-        self.bucket: Bucket | None = None
+        self.devices = [max(0, units(g)) for g in room.gpus]
+        self.cpus = max(0, units(room.cpus))
+        self.memory = max(0, units(room.memory_gib))
+        self.bucket = shelf.bucket_of(self)
+        self.stands_in: Bucket | None = None
 
 
 class Bucket:
     """The nodes with exactly this free room. `total` is that of all devices, `whole` counts untouched ones."""
 
     __slots__ = (
-        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "less", "market", "members", "memory", "more",
+        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "market", "members", "memory", "next",
         "partial", "total", "whole",
     )  # fmt: skip
 
@@ -58,9 +63,8 @@ class Bucket:
         self.members: dict[Order, Node] = {}
         self.heap: list[Order] | None = None  # built when it is first asked for
         self.capacities: dict[Need, int] = {}
-        # Where a node goes that takes one such bundle, or gives back one of whole devices.
-        self.less: dict[Need, Bucket] = {}
-        self.more: dict[Need, Bucket] = {}
+        # Where a node goes: by (need, bundles that it gets back or gives, free before on the device of a part).
+        self.next: dict[tuple[Need, int, int], Bucket] = {}
         self.known = 0  # core/waiting.py: as of which change of its line nobody could use such a node
 
     def capacity(self, need: Need) -> int:
@@ -104,6 +108,7 @@ class Shelf:
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
         self.line: Any = None  # core/waiting.py: who may use its nodes
+        self.changed: dict[Node, None] = {}  # nodes to be sorted in before anybody looks for nodes
         self._most = _EMPTY_BUCKETS
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
@@ -111,6 +116,7 @@ class Shelf:
     @property
     def nodes(self) -> bool:
         """Whether it has any."""
+        self._sort_in()
         return bool(self._totals)
 
     def bucket_of(self, node: Node) -> Bucket:
@@ -124,41 +130,61 @@ class Shelf:
             bucket = self.buckets[key] = Bucket(key)
         return bucket
 
-    def move(self, node: Node, bucket: Bucket | None) -> None:
-        """Into that bucket; None: off the shelf."""
-        old, order = node.bucket, node.order
-        if old is not None:
-            del old.members[order]
-            if not old.members:
-                old.heap = None
-                row = self._rows[old.total]
-                del row[bisect_left(row, old.key[1:])]
-                if not row:
-                    del self._rows[old.total]
-                    del self._totals[bisect_left(self._totals, old.total)]
-        node.bucket = bucket
-        if bucket is None:
+    def put(self, node: Node) -> None:
+        """It is new here, or its room has changed."""
+        node.bucket = self.bucket_of(node)
+        self.changed[node] = None
+
+    def drop(self, node: Node) -> None:
+        """Off the shelf."""
+        self.changed.pop(node, None)
+        self._take_out(node)
+
+    def _sort_in(self) -> None:
+        if not self.changed:
             return
-        if not bucket.members:
-            row = self._rows.get(bucket.total)
-            if row is None:
-                row = self._rows[bucket.total] = []
-                insort(self._totals, bucket.total)
-            insort(row, (*bucket.key[1:], bucket))
-        bucket.members[order] = node
-        if bucket.heap is not None:
-            heappush(bucket.heap, order)
+        for node in self.changed:
+            bucket = node.bucket
+            if node.stands_in is bucket:
+                continue
+            self._take_out(node)
+            node.stands_in = bucket
+            if not bucket.members:
+                row = self._rows.get(bucket.total)
+                if row is None:
+                    row = self._rows[bucket.total] = []
+                    insort(self._totals, bucket.total)
+                insort(row, (*bucket.key[1:], bucket))
+            bucket.members[node.order] = node
+            if bucket.heap is not None:
+                heappush(bucket.heap, node.order)
+        self.changed.clear()
+
+    def _take_out(self, node: Node) -> None:
+        old = node.stands_in
+        if old is None:
+            return
+        node.stands_in = None
+        del old.members[node.order]
+        if not old.members:
+            old.heap = None
+            row = self._rows[old.total]
+            del row[bisect_left(row, old.key[1:])]
+            if not row:
+                del self._rows[old.total]
+                del self._totals[bisect_left(self._totals, old.total)]
 
     def _forget_empty(self) -> None:
         """Buckets without nodes are kept for what they remember, but not all for ever."""
+        self._sort_in()
         self.buckets = {key: b for key, b in self.buckets.items() if b.members}
         for bucket in self.buckets.values():
-            bucket.less.clear()
-            bucket.more.clear()
+            bucket.next.clear()
         self._most = 2 * len(self.buckets) + _EMPTY_BUCKETS
 
     def freest(self, n: int) -> list[Node]:
         """The `n` nodes with the most free GPUs, then CPUs."""
+        self._sort_in()
         found: list[Node] = []
         for total in reversed(self._totals):
             for row in reversed(self._rows[total]):
@@ -169,6 +195,7 @@ class Shelf:
 
     def live(self) -> Iterator[Bucket]:
         """Buckets that have nodes."""
+        self._sort_in()
         return (b for b in self.buckets.values() if b.members)
 
     def fitting(self, need: Need, market: str | None, allow: Allow | None) -> Iterator[Bucket]:
@@ -177,6 +204,7 @@ class Shelf:
         Tight: few free GPUs, then few CPUs, then little memory; for a share of a GPU first of all those nodes that
         need not break a whole device for it.
         """
+        self._sort_in()
         breaking: list[Bucket] = []
         for total in self._totals[bisect_left(self._totals, need.gpus) :]:
             row = self._rows[total]
@@ -198,7 +226,7 @@ class Shelf:
 
 
 class RoomIndex:
-    """See the module. `rooms` may be changed later by `put`, `drop`, `take` and `give`."""
+    """See the module. `rooms` may be changed later by `put`, `drop` and `change`."""
 
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
         self.usual = UsualAsk()
@@ -222,7 +250,7 @@ class RoomIndex:
             self._eligible.clear()
             self.version += 1
         node = self.nodes[room.node_id] = Node(room, shelf)
-        self.set_free(node, [units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
+        shelf.put(node)
         return node
 
     def rooms(self) -> list[NodeRoom]:
@@ -233,49 +261,37 @@ class RoomIndex:
         node = self.nodes.pop(node_id, None)
         if node is not None:
             self.guarded -= bool(node.guard)
-            node.shelf.move(node, None)
+            node.shelf.drop(node)
 
     def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
         """Its free room from now on; what is below nothing counts as nothing."""
         node.devices = [max(0, d) for d in devices]
         node.cpus, node.memory = max(0, cpus), max(0, memory)
-        node.shelf.move(node, node.shelf.bucket_of(node))
+        node.shelf.put(node)
 
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
             self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
-            node.shelf.move(node, node.shelf.bucket_of(node))
+            node.shelf.put(node)
 
-    def take(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
-        """Of so many bundles, all their devices listed. Who asks has seen that they are free."""
-        subtract(node.devices, devices, need)
-        node.cpus -= bundles * need.cpus
-        node.memory -= bundles * need.memory
-        shelf, old = node.shelf, node.bucket
-        new = old.less.get(need) if bundles == 1 and old is not None else None
-        if new is None:
-            new = shelf.bucket_of(node)
-            if bundles == 1 and old is not None:
-                old.less[need] = new
-        shelf.move(node, new)
-
-    def give(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
-        """Takes `take` back."""
-        back = UNIT if need.whole else need.part
-        for i in devices:
-            node.devices[i] += back
-        node.cpus += bundles * need.cpus
-        node.memory += bundles * need.memory
-        shelf, old = node.shelf, node.bucket
-        simple = bundles == 1 and not need.part and old is not None
-        new = old.more.get(need) if simple and old is not None else None
-        if new is None:
-            new = shelf.bucket_of(node)
-            if simple and old is not None:
-                old.more[need] = new
-        shelf.move(node, new)
+    def change(self, node: Node, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
+        """Bundles, with the devices of each, are taken from the node (`sign` -1) or given back to it (1)."""
+        n, amount, devices = sign * len(bundles), sign * need.amount, node.devices
+        step = (need, n, devices[bundles[0][0][0]] if need.part else 0)
+        for shares in bundles:
+            for i, _ in shares:
+                devices[i] += amount
+        node.cpus += n * need.cpus
+        node.memory += n * need.memory
+        bucket = node.bucket.next.get(step)
+        if bucket is None:
+            bucket = node.shelf.bucket_of(node)
+            if n in (-1, 1) or not need.part:  # parts of several devices: one tells nothing about the others
+                node.bucket.next[step] = bucket
+        node.bucket = bucket
+        node.shelf.changed[node] = None
 
     def eligible(self, ask: Ask) -> tuple[tuple[int, Shelf], ...]:
         """(preference, shelf) of all shelves that the gang may use, whatever is free there; 0 is preferred most."""
