@@ -31,6 +31,8 @@ class Item:
 
 MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
+# (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
+Place = tuple[float, int, int, int, int, int, "Shape"]
 
 
 class Shape:
@@ -38,7 +40,7 @@ class Shape:
 
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "pool", "preemptible", "ready", "short", "size",
+        "open", "picky", "place", "pool", "preemptible", "ready", "short", "size", "wants",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -46,7 +48,8 @@ class Shape:
         self.ask = entry.ask
         self.is_gang = entry.ask.count > 1
         self.key = key
-        self.need = need_of(entry.ask.bundle)
+        self.need = need = need_of(entry.ask.bundle)
+        self.picky = bool(entry.ask.nodes) or entry.ask.market is not None
         self.least = entry.least
         self.pool = entry.pool
         self.preemptible = entry.preemptible
@@ -57,6 +60,8 @@ class Shape:
         self.first: First | None = None
         self.size = 0
         self.lines: list[Line] = []
+        self.wants = (need.whole, need.part, need.cpus, need.memory, self)
+        self.place: Place | None = None  # in its lines, while it has a first task
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
@@ -73,7 +78,10 @@ class Shape:
     def find_first(self) -> First | None:
         """Past all that wait no longer."""
         ready, heap = self.ready, self.heap
-        while ready and not self.holds(ready[-1]):
+        while ready:
+            key, _, item = ready[-1]
+            if item.shape is self and item.key == key:
+                break
             ready.pop()
         while heap and not self.holds(heap[0]):
             heappop(heap)
@@ -85,7 +93,7 @@ class Shape:
         return heap[0] if heap else None
 
     def may_use(self, node: Node) -> bool:
-        """Whether the node is one of those that it names."""
+        """Whether the node is one of those that it names; for those that are picky."""
         ask = self.ask
         if ask.market is not None and ask.market != node.market:
             return False
@@ -98,8 +106,7 @@ class Line:
     __slots__ = ("changes", "gangs", "least_gpus", "order")
 
     def __init__(self) -> None:
-        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
-        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
+        self.order: list[Place] = []
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
         self.changes = 0  # another number with every shape that comes
         self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less

@@ -179,7 +179,7 @@ class WaitingTasks:
                     continue
                 if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
                     continue
-            if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
+            if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
                 continue
             return shape.first
         if useless:
@@ -212,7 +212,8 @@ class WaitingTasks:
             self._lines = {}
             for shape in self._shapes.values():
                 self._stand(shape)
-                self._sort_into_lines(shape, None)
+                shape.place = None
+                self._sort_into_lines(shape)
             for shelf in self._index.shelves.values():
                 shelf.line = self._lines.get(shelf.key) or Line()
         return node.shelf.line
@@ -239,17 +240,27 @@ class WaitingTasks:
         shape.first = first
         if self._index.guarded and old is not None and first is not None and first < old:
             shape.open = True  # who goes further ahead may have nodes that were kept for others
-        self._sort_into_lines(shape, old)
+        self._sort_into_lines(shape)
         if first is not None and shape.open:
             heappush(self._open, (first[0], first[1], shape))
 
-    def _sort_into_lines(self, shape: Shape, old: First | None) -> None:
-        first, need = shape.first, shape.need
+    def _sort_into_lines(self, shape: Shape) -> None:
+        old, first = shape.place, shape.first
+        new = shape.place = None if first is None else (first[0], first[1], *shape.wants)
         for line in shape.lines:
-            if old is not None:
-                del line.order[bisect_left(line.order, old[:2])]
-            if first is not None:
-                insort(line.order, (first[0], first[1], need.whole, need.part, need.cpus, need.memory, shape))
+            order = line.order
+            if old is None:
+                if new is not None:
+                    insort(order, new)
+                continue
+            i = bisect_left(order, old)
+            if new is None:
+                del order[i]
+            elif old < new and (i + 1 == len(order) or new < order[i + 1]):
+                order[i] = new  # most often: the next task of the shape comes before those of all others, too
+            else:
+                del order[i]
+                insort(order, new)
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:
