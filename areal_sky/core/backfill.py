@@ -83,12 +83,14 @@ class Backfill:
 
     def lift_idle(self) -> bool:
         """Reservations of tasks that wait no longer end; whether there were any."""
-        if not self.reservations:
+        for reservation in self.reservations.values():
+            if reservation.item.shape is None:
+                break
+        else:
             return False
-        idle = [g for g, r in self.reservations.items() if r.item.shape is None]
-        for guard in idle:
+        for guard in [g for g, r in self.reservations.items() if r.item.shape is None]:
             self._lift(guard)
-        return bool(idle)
+        return True
 
     def _go_on(self, now_s: float) -> None:
         """With the round, shelf by shelf."""

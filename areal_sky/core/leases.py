@@ -86,7 +86,7 @@ class Leases:
         self.running: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
         self.changes: dict[Node, Change] = {}
-        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
+        self._to_look_at: list[Node] = []  # those of them that are known in one decision, the next last
         self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
 
     # ---------------------------------------------------------------- nodes
@@ -211,21 +211,21 @@ class Leases:
 
     def next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
-        changes = self.changes
-        queue = self._to_look_at
-        while queue:
-            node = queue[-1][3]
-            if node in changes:
-                return node
-            queue.pop()
-        if not changes:
-            return None
-        if len(changes) == 1:
-            return next(iter(changes))
-        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
-        found.sort(key=lambda x: x[:3], reverse=True)
-        self._to_look_at = found
-        return found[-1][3]
+        changes, queue = self.changes, self._to_look_at
+        if not queue:
+            if not changes:
+                return None
+            if len(changes) == 1:
+                return next(iter(changes))
+            queue += changes
+            queue.sort(key=lambda n: (n.bucket.total, n.cpus, n.order), reverse=True)
+        return queue[-1]
+
+    def looked_at(self, node: Node) -> Change:
+        """The node that `next_changed` told; what comes then are others, until it changes again."""
+        if self._to_look_at:
+            self._to_look_at.pop()
+        return self.changes.pop(node)
 
     # ---------------------------------------------------------------- how
 

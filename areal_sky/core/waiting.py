@@ -45,23 +45,20 @@ class WaitingTasks:
 
     def __init__(self, index: RoomIndex):
         self._index = index
-        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self.shapes: dict[tuple[object, ...], Shape] = {}
         self._lines: dict[tuple[str, str, bool], Line] = {}
         self._index_version = -1
         self._shapes_so_far = 0
         self._stands = 0
-        self._open: list[tuple[float, int, Shape]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._shapes)
+        self.open: list[tuple[float, int, Shape]] = []
 
     def in_order(self) -> list[Shape]:
         """All shapes, that of the first task first."""
-        return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
+        return sorted(self.shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
 
     def items(self) -> list[Item]:
         """All tasks, next first."""
-        entries = ((x, shape) for shape in self._shapes.values() for x in (*shape.ready, *shape.heap))
+        entries = ((x, shape) for shape in self.shapes.values() for x in (*shape.ready, *shape.heap))
         items = {x[2]: None for x, shape in entries if shape.holds(x)}
         return sorted(items, key=lambda i: (i.key, i.entry.number))
 
@@ -78,10 +75,10 @@ class WaitingTasks:
         entry = item.entry
         longest_s = None if entry.estimate_s is None else _round_up(max(0.0, entry.estimate_s - item.served_s))
         key = (entry.ask, entry.least, entry.pool, entry.preemptible, longest_s)
-        shape = self._shapes.get(key)
+        shape = self.shapes.get(key)
         if shape is None:
             self._shapes_so_far += 1
-            shape = self._shapes[key] = Shape(entry, key, longest_s, self._shapes_so_far)
+            shape = self.shapes[key] = Shape(entry, key, longest_s, self._shapes_so_far)
             self._stand(shape)
         item.shape = shape
         shape.size += 1
@@ -99,7 +96,7 @@ class WaitingTasks:
         if not shape.size:
             shape.ready, shape.heap = [], []
             self._sort_in(shape)
-            del self._shapes[shape.key]
+            del self.shapes[shape.key]
             for line in shape.lines:
                 _leave_gangs(line, shape)
         elif shape.first is not None and shape.first[2] is item:
@@ -122,7 +119,7 @@ class WaitingTasks:
         """It has to be looked at again."""
         shape.open = True
         if shape.first is not None:
-            heappush(self._open, (shape.first[0], shape.first[1], shape))
+            heappush(self.open, (shape.first[0], shape.first[1], shape))
 
     def close_shape(self, shape: Shape, fit: dict[str, int], changes: dict[Node, Change]) -> None:
         """It does not fit: only so many bundles do in each node group, with the nodes as they are."""
@@ -131,14 +128,14 @@ class WaitingTasks:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
             shape.short = min(shape.missing.values(), default=shape.least)
             for node, change in changes.items():
-                if node.bucket is not None and node.shelf.group in fit:
+                if node.shelf.group in fit:
                     if change.seen is None:
                         change.seen = {}
                     change.seen[shape] = node.bucket
 
     def next_open(self) -> First | None:
         """The first task of all open shapes."""
-        heap = self._open
+        heap = self.open
         while heap:
             _, number, shape = heap[0]
             first = shape.first
@@ -158,8 +155,6 @@ class WaitingTasks:
         this one now takes as many bundles more as the gang missed.
         """
         bucket = node.bucket
-        if bucket is None:
-            return None
         line = self._line(node)
         if bucket.known == line.changes > 0 or bucket.total < line.least_gpus:
             return None
@@ -189,7 +184,7 @@ class WaitingTasks:
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
         bucket, before = node.bucket, change.before
-        if bucket is None or bucket is before:
+        if bucket is before:
             return
         group = node.shelf.group
         most = max(bucket.whole, before.whole if before else 0)
@@ -210,7 +205,7 @@ class WaitingTasks:
         if self._index.version != self._index_version:
             self._index_version = self._index.version
             self._lines = {}
-            for shape in self._shapes.values():
+            for shape in self.shapes.values():
                 self._stand(shape)
                 shape.place = None
                 self._sort_into_lines(shape)
@@ -242,7 +237,7 @@ class WaitingTasks:
             shape.open = True  # who goes further ahead may have nodes that were kept for others
         self._sort_into_lines(shape)
         if first is not None and shape.open:
-            heappush(self._open, (first[0], first[1], shape))
+            heappush(self.open, (first[0], first[1], shape))
 
     def _sort_into_lines(self, shape: Shape) -> None:
         old, first = shape.place, shape.first
