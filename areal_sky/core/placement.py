@@ -75,19 +75,14 @@ def find(index: RoomIndex, ask: Ask, allow: Allow | None = None, least: int = 0)
 
 def placement_on(nodes: Nodes, need: Need) -> Placement:
     """Which devices each bundle gets."""
-    node_ids: list[str] = []
-    devices: list[tuple[DeviceShare, ...]] = []
+    node_ids, devices = list[str](), list[tuple[DeviceShare, ...]]()
     for node, n in nodes:
-        left = node.devices
-        for more in range(n - 1, -1, -1):
-            shares = choose_devices(tuple(left), need)
-            assert shares is not None, "found where it does not fit"
-            node_ids.append(node.node_id)
-            devices.append(shares)
-            if more:
-                left = left[:]
-                for i, _ in shares:
-                    left[i] -= need.amount
+        chosen = choose_devices(tuple(node.devices), need, n)
+        assert chosen is not None, "found where it does not fit"
+        if len(nodes) == 1:
+            return Placement((node.node_id,) * n, chosen)
+        node_ids += [node.node_id] * n
+        devices += chosen
     return Placement(tuple(node_ids), tuple(devices))
 
 
@@ -133,7 +128,7 @@ def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
             for slot in Node.__slots__:
                 setattr(twin, slot, getattr(node, slot))
             twin.shelf, twin.stands_in = shelf, None
-            shelf.put(twin)
+            shelf.put(twin, node.cpus, node.memory)
     return some
 
 

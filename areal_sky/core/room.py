@@ -112,15 +112,21 @@ def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need) -> int:
 
 
 @lru_cache(maxsize=65536)
-def choose_devices(devices: tuple[int, ...], need: Need) -> tuple[DeviceShare, ...] | None:
-    """What one bundle takes of which devices; fractions go to the fullest device that still has the share."""
-    if need.whole:
-        found = [i for i, free in enumerate(devices) if free >= UNIT][: need.whole]
-        return tuple([(i, need.share) for i in found]) if len(found) == need.whole else None
-    if need.part:
-        fitting = [(free, i) for i, free in enumerate(devices) if free >= need.part]
-        return ((min(fitting)[1], need.share),) if fitting else None
-    return ()
+def choose_devices(free: tuple[int, ...], need: Need, bundles: int = 1) -> tuple[tuple[DeviceShare, ...], ...] | None:
+    """Which devices each of so many bundles takes; None: too few are free.
+
+    Fractions go to the fullest device that still has the share.
+    """
+    left, found = list(free), list[tuple[DeviceShare, ...]]()
+    for _ in range(bundles):
+        chosen = [i for i, amount in enumerate(left) if amount >= need.amount] if need.gpus else []
+        chosen = [min(chosen, key=left.__getitem__)] if need.part and chosen else chosen[: need.whole]
+        if len(chosen) * need.amount < need.gpus:
+            return None
+        for i in chosen:
+            left[i] -= need.amount
+        found.append(tuple([(i, need.share) for i in chosen]))
+    return tuple(found)
 
 
 def take_foreign(devices: list[int], gpus: int) -> None:
@@ -197,10 +203,10 @@ def take(room: NodeRoom, bundle: Bundle) -> tuple[NodeRoom, tuple[DeviceShare, .
     """The room left after one bundle and the devices it takes, or None when it does not fit."""
     need = need_of(bundle)
     devices = [units(g) for g in room.gpus]
-    shares = choose_devices(tuple(devices), need)
-    if shares is None or need.cpus > units(room.cpus) or need.memory > units(room.memory_gib):
+    chosen = choose_devices(tuple(devices), need)
+    if chosen is None or need.cpus > units(room.cpus) or need.memory > units(room.memory_gib):
         return None
-    return _less(room, bundle, shares), shares
+    return _less(room, bundle, chosen[0]), chosen[0]
 
 
 def bundles_on(room: NodeRoom, bundle: Bundle, limit: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -29,10 +30,11 @@ _EMPTY_BUCKETS = 4096  # kept per shelf for what they remember
 class Node:
     """One node's free room now, in units. Changed by RoomIndex only.
 
-    `bucket` is the one for its room, `stands_in` the one where it has been sorted in; None: not yet.
+    `devices` are in their own order; all else is told by `bucket`, the one for its room. `stands_in` is the bucket
+    where it has been sorted in; None: not yet.
     """
 
-    __slots__ = ("bucket", "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "stands_in")
+    __slots__ = ("bucket", "devices", "guard", "market", "node_id", "order", "shelf", "stands_in")
 
     def __init__(self, room: NodeRoom, shelf: Shelf):
         self.node_id = room.node_id
@@ -41,10 +43,16 @@ class Node:
         self.market = room.market
         self.guard = ""
         self.devices = [max(0, units(g)) for g in room.gpus]
-        self.cpus = max(0, units(room.cpus))
-        self.memory = max(0, units(room.memory_gib))
-        self.bucket = shelf.bucket_of(self)
+        self.bucket = shelf.bucket_of(self, max(0, units(room.cpus)), max(0, units(room.memory_gib)))
         self.stands_in: Bucket | None = None
+
+    @property
+    def cpus(self) -> int:
+        return self.bucket.cpus
+
+    @property
+    def memory(self) -> int:
+        return self.bucket.memory
 
 
 class Bucket:
@@ -58,8 +66,7 @@ class Bucket:
     def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str]):
         self.key = key
         self.total, self.cpus, self.memory, self.devices, self.market, self.guard = key
-        self.whole = sum(1 for d in self.devices if d >= UNIT)
-        self.partial = max((d for d in self.devices if d < UNIT), default=0)
+        self.whole, self.partial = _whole_and_part(self.devices)
         self.members: dict[Order, Node] = {}
         self.heap: list[Order] | None = None  # built when it is first asked for
         self.capacities: dict[Need, int] = {}
@@ -119,10 +126,10 @@ class Shelf:
         self._sort_in()
         return bool(self._totals)
 
-    def bucket_of(self, node: Node) -> Bucket:
-        """The one for its room as it is now."""
+    def bucket_of(self, node: Node, cpus: int, memory: int) -> Bucket:
+        """The one for its devices as they are now and so many CPUs and so much memory."""
         devices = tuple(sorted(node.devices, reverse=True))
-        key = (sum(devices), node.cpus, node.memory, devices, node.market, node.guard)
+        key = (sum(devices), cpus, memory, devices, node.market, node.guard)
         bucket = self.buckets.get(key)
         if bucket is None:
             if len(self.buckets) > self._most:
@@ -130,9 +137,9 @@ class Shelf:
             bucket = self.buckets[key] = Bucket(key)
         return bucket
 
-    def put(self, node: Node) -> None:
+    def put(self, node: Node, cpus: int, memory: int) -> None:
         """It is new here, or its room has changed."""
-        node.bucket = self.bucket_of(node)
+        node.bucket = self.bucket_of(node, cpus, memory)
         self.changed[node] = None
 
     def drop(self, node: Node) -> None:
@@ -250,7 +257,7 @@ class RoomIndex:
             self._eligible.clear()
             self.version += 1
         node = self.nodes[room.node_id] = Node(room, shelf)
-        shelf.put(node)
+        shelf.changed[node] = None
         return node
 
     def rooms(self) -> list[NodeRoom]:
@@ -266,32 +273,29 @@ class RoomIndex:
     def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
         """Its free room from now on; what is below nothing counts as nothing."""
         node.devices = [max(0, d) for d in devices]
-        node.cpus, node.memory = max(0, cpus), max(0, memory)
-        node.shelf.put(node)
+        node.shelf.put(node, max(0, cpus), max(0, memory))
 
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
             self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
-            node.shelf.put(node)
+            node.shelf.put(node, node.cpus, node.memory)
 
     def change(self, node: Node, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
         """Bundles, with the devices of each, are taken from the node (`sign` -1) or given back to it (1)."""
-        n, amount, devices = sign * len(bundles), sign * need.amount, node.devices
+        n, amount, devices, shelf, old = sign * len(bundles), sign * need.amount, node.devices, node.shelf, node.bucket
         step = (need, n, devices[bundles[0][0][0]] if need.part else 0)
         for shares in bundles:
             for i, _ in shares:
                 devices[i] += amount
-        node.cpus += n * need.cpus
-        node.memory += n * need.memory
-        bucket = node.bucket.next.get(step)
+        bucket = old.next.get(step)
         if bucket is None:
-            bucket = node.shelf.bucket_of(node)
+            bucket = shelf.bucket_of(node, old.cpus + n * need.cpus, old.memory + n * need.memory)
             if n in (-1, 1) or not need.part:  # parts of several devices: one tells nothing about the others
-                node.bucket.next[step] = bucket
+                old.next[step] = bucket
         node.bucket = bucket
-        node.shelf.changed[node] = None
+        shelf.changed[node] = None
 
     def eligible(self, ask: Ask) -> tuple[tuple[int, Shelf], ...]:
         """(preference, shelf) of all shelves that the gang may use, whatever is free there; 0 is preferred most."""
@@ -314,6 +318,12 @@ def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> Nod
         node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
         max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _whole_and_part(devices: tuple[int, ...]) -> tuple[int, int]:
+    """(untouched devices, the most that is free of one that is not)."""
+    return sum(1 for d in devices if d >= UNIT), max((d for d in devices if d < UNIT), default=0)
 
 
 def _may_use(ask: Ask, shelf: Shelf) -> bool:

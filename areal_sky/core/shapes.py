@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from heapq import heappop
 
 from areal_sky.core.queueing import Entry
-from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
+from areal_sky.core.room import MOST_BUNDLES, UNIT, Need, need_of
 from areal_sky.core.roomindex import Node
 
 _SORT_FROM = 64  # newer tasks of a shape are sorted when there are so many and no sorted ones are left
@@ -31,8 +32,7 @@ class Item:
 
 MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
-# (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
-Place = tuple[float, int, int, int, int, int, "Shape"]
+Place = tuple[float, int, int, int, "Shape"]  # (key, submit number, CPUs, memory, shape): what is compared at once
 
 
 class Shape:
@@ -40,7 +40,7 @@ class Shape:
 
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "picky", "place", "pool", "preemptible", "ready", "short", "size", "wants",
+        "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -48,7 +48,7 @@ class Shape:
         self.ask = entry.ask
         self.is_gang = entry.ask.count > 1
         self.key = key
-        self.need = need = need_of(entry.ask.bundle)
+        self.need = need_of(entry.ask.bundle)
         self.picky = bool(entry.ask.nodes) or entry.ask.market is not None
         self.least = entry.least
         self.pool = entry.pool
@@ -60,8 +60,8 @@ class Shape:
         self.first: First | None = None
         self.size = 0
         self.lines: list[Line] = []
-        self.wants = (need.whole, need.part, need.cpus, need.memory, self)
-        self.place: Place | None = None  # in its lines, while it has a first task
+        self.orders: list[list[Place]] = []  # of its level in each of its lines
+        self.place: Place | None = None  # there, while it has a first task
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
@@ -83,6 +83,8 @@ class Shape:
             if item.shape is self and item.key == key:
                 break
             ready.pop()
+        if not heap:
+            return ready[-1] if ready else None
         while heap and not self.holds(heap[0]):
             heappop(heap)
         if not ready and len(heap) > _SORT_FROM:
@@ -101,12 +103,23 @@ class Shape:
 
 
 class Line:
-    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
+    """The shapes that may use the nodes of one shelf, by level: those that ask for the same devices, the shape with
+    the first task first. What asks for more than a node has free is often the oldest: it need not be passed there.
+    """
 
-    __slots__ = ("changes", "gangs", "least_gpus", "order")
+    __slots__ = ("changes", "gangs", "least_gpus", "levels")
 
     def __init__(self) -> None:
-        self.order: list[Place] = []
+        self.levels: list[tuple[int, int, list[Place]]] = []  # (whole devices, part of one, their places)
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
         self.changes = 0  # another number with every shape that comes
         self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
+
+    def order_of(self, need: Need) -> list[Place]:
+        """The places of the shapes that ask for the same devices."""
+        for whole, part, order in self.levels:
+            if (whole, part) == (need.whole, need.part):
+                return order
+        order: list[Place] = []
+        insort(self.levels, (need.whole, need.part, order))
+        return order

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
 from areal_sky.core.roomindex import Bucket, Node, RoomIndex
-from areal_sky.core.shapes import First, Item, Line, MayUse, Shape
+from areal_sky.core.shapes import First, Item, Line, MayUse, Place, Shape
 
 
 class Change:
@@ -162,24 +162,31 @@ class WaitingTasks:
         top = bucket.devices[0] if bucket.devices else 0
         group, guard = node.shelf.group, bucket.guard
         useless = after is None
-        order = line.order
-        if after is not None:
-            order = order[bisect_left(order, after[:2]) :]
-        for _, _, its_whole, its_part, its_cpus, its_memory, shape in order:
-            if its_whole > whole or its_cpus > cpus or its_memory > memory or its_part > top:
+        best: Place | None = None
+        for its_whole, its_part, order in line.levels:
+            if its_whole > whole:
+                break
+            if its_part > top:
                 continue
-            useless = False
-            if shape.is_gang and not shape.open:
-                if its_whole and whole // its_whole < shape.short:
+            for place in order if after is None else order[bisect_left(order, after[:2]) :]:
+                if best is not None and best < place:
+                    break
+                _, _, its_cpus, its_memory, shape = place
+                if its_cpus > cpus or its_memory > memory:
                     continue
-                if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
+                useless = False
+                if shape.is_gang and not shape.open:
+                    if its_whole and whole // its_whole < shape.short:
+                        continue
+                    if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
+                        continue
+                if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
                     continue
-            if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
-                continue
-            return shape.first
+                best = place
+                break
         if useless:
             bucket.known = line.changes
-        return None
+        return None if best is None else best[4].first
 
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
@@ -215,7 +222,7 @@ class WaitingTasks:
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
-        shape.lines = []
+        shape.lines, shape.orders = [], []
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
@@ -224,6 +231,7 @@ class WaitingTasks:
             line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
             shape.lines.append(line)
+            shape.orders.append(line.order_of(shape.need))
             if shape.is_gang:
                 insort(line.gangs, (shape.need.whole, shape.number, shape))
 
@@ -241,9 +249,8 @@ class WaitingTasks:
 
     def _sort_into_lines(self, shape: Shape) -> None:
         old, first = shape.place, shape.first
-        new = shape.place = None if first is None else (first[0], first[1], *shape.wants)
-        for line in shape.lines:
-            order = line.order
+        new = shape.place = None if first is None else (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
+        for order in shape.orders:
             if old is None:
                 if new is not None:
                     insort(order, new)
