@@ -101,7 +101,7 @@ class Leases:
         old = site.node
         change, guard = Change(None), ""
         if old is not None:
-            change, guard = self.changes.pop(old, None) or Change(old.bucket), old.guard
+            change, guard = self.changes.pop(old, None) or Change(old.free()), old.guard
         node = self._index.put(room)
         site.room, site.foreign, site.node = room, foreign, node
         self._index.set_guard(node, guard)
@@ -131,7 +131,7 @@ class Leases:
             if not site.simple:
                 self._recount(site)
             elif site.node is not None:
-                self._index.change(site.node, lease.need, bundles, -1)
+                site.node.change(lease.need, bundles, -1)
 
     def adopt(self, lease: Hold) -> None:
         """The task runs there already, free or not, also on nodes that are not known yet."""
@@ -155,8 +155,8 @@ class Leases:
                 self._recount(site)
             else:
                 if node not in self.changes:
-                    self.changes[node] = Change(node.bucket)
-                self._index.change(node, lease.need, bundles, 1)
+                    self.changes[node] = Change(node.free())
+                node.change(lease.need, bundles, 1)
         return lease
 
     def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
@@ -218,7 +218,7 @@ class Leases:
             if len(changes) == 1:
                 return next(iter(changes))
             queue += changes
-            queue.sort(key=lambda n: (n.bucket.total, n.cpus, n.order), reverse=True)
+            queue.sort(key=lambda n: (n.total, n.cpus, n.order), reverse=True)
         return queue[-1]
 
     def looked_at(self, node: Node) -> Change:
@@ -253,8 +253,8 @@ class Leases:
         self.claims_to_check.update(site.claims)
         site.simple = site.foreign == NOTHING and not site.claims and min(*devices, cpus, memory, 0) == 0
         if node not in self.changes:
-            self.changes[node] = Change(node.bucket)
-        self._index.set_free(node, devices, cpus, memory)
+            self.changes[node] = Change(node.free())
+        node.set_free(devices, cpus, memory)
 
     def _tidy(self, site: Site) -> None:
         if site.room is None and not site.leases and not site.claims:

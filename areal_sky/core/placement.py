@@ -128,7 +128,7 @@ def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
             for slot in Node.__slots__:
                 setattr(twin, slot, getattr(node, slot))
             twin.shelf, twin.stands_in = shelf, None
-            shelf.put(twin, node.cpus, node.memory)
+            shelf.changed[twin] = None
     return some
 
 
@@ -176,7 +176,7 @@ def _rank(found: Nodes, shelf_set: Sequence[tuple[int, Shelf]], need: Need, ask:
         max(preferences[key] for key in used),
         len({accelerator for _, accelerator, _ in used}),
         -len(found) if ask.strategy == "spread" else len(found),
-        sum(node.bucket.total for node, _ in found),
+        sum(node.total for node, _ in found),
         sum(node.cpus for node, _ in found),
         shelf_set[0][1].key,
     )

@@ -24,7 +24,7 @@ from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
 from areal_sky.core.queueing import OrderByService, OrderPolicy
 from areal_sky.core.quotas import Quotas
-from areal_sky.core.room import UNIT
+from areal_sky.core.room import UNIT, how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
 from areal_sky.core.shapes import Item, MayUse, Shape
 from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
@@ -108,7 +108,8 @@ class Preemption:
                 b.capacity(shape.need) * len(b.members)
                 for b in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g))
             )
-            elsewhere -= sum(self._index.nodes[n].bucket.capacity(shape.need) for n in rooms)
+            nodes_now = (self._index.nodes[n] for n in rooms)
+            elsewhere -= sum(how_many(n.devices, n.cpus, n.memory, shape.need) for n in nodes_now)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)

@@ -101,7 +101,7 @@ def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need) -> int:
     """Like bundles that fit together into so much room."""
     n = MOST_BUNDLES
     if need.whole:
-        n = sum(1 for d in devices if d >= UNIT) // need.whole
+        n = sum([d >= UNIT for d in devices]) // need.whole
     elif need.part:
         n = sum(d // need.part for d in devices if d > 0)
     if need.cpus:

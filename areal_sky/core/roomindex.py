@@ -24,17 +24,21 @@ from areal_sky.errors import InvalidInput
 
 Allow = Callable[[str], bool]  # whether who asks may use nodes with that guard
 Order = tuple[str, str]  # (name, node id): which of equal nodes goes first
-_EMPTY_BUCKETS = 4096  # kept per shelf for what they remember
+
+
+Free = tuple[int, int, int, tuple[int, ...], str]  # (whole devices, CPUs, memory, devices, guard) of a node at one time
 
 
 class Node:
-    """One node's free room now, in units. Changed by RoomIndex only.
+    """One node's free room now, in units.
 
-    `devices` are in their own order; all else is told by `bucket`, the one for its room. `stands_in` is the bucket
-    where it has been sorted in; None: not yet.
+    `total` is the sum over all devices, `whole` counts untouched ones. `stands_in`: the bucket where it has been sorted
+    in last.
     """
 
-    __slots__ = ("bucket", "devices", "guard", "market", "node_id", "order", "shelf", "stands_in")
+    __slots__ = (
+        "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "stands_in", "total", "whole",
+    )  # fmt: skip
 
     def __init__(self, room: NodeRoom, shelf: Shelf):
         self.node_id = room.node_id
@@ -42,37 +46,51 @@ class Node:
         self.shelf = shelf
         self.market = room.market
         self.guard = ""
-        self.devices = [max(0, units(g)) for g in room.gpus]
-        self.bucket = shelf.bucket_of(self, max(0, units(room.cpus)), max(0, units(room.memory_gib)))
         self.stands_in: Bucket | None = None
+        self.set_free([units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
 
-    @property
-    def cpus(self) -> int:
-        return self.bucket.cpus
+    def set_free(self, devices: Sequence[int], cpus: int, memory: int) -> None:
+        """What is below nothing counts as nothing."""
+        self.devices = [max(0, d) for d in devices]
+        self.cpus, self.memory = max(0, cpus), max(0, memory)
+        self.total = sum(self.devices)
+        self.whole = sum([d >= UNIT for d in self.devices])
+        self.shelf.changed[self] = None
 
-    @property
-    def memory(self) -> int:
-        return self.bucket.memory
+    def change(self, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
+        """Bundles, with the devices of each, are taken from it (`sign` -1) or given back to it (1)."""
+        n, amount, devices = sign * len(bundles), sign * need.amount, self.devices
+        for shares in bundles:
+            for i, _ in shares:
+                devices[i] += amount
+        self.whole += n * need.whole
+        if need.part:
+            self.whole = sum([d >= UNIT for d in devices])
+        self.total += n * need.gpus
+        self.cpus += n * need.cpus
+        self.memory += n * need.memory
+        self.shelf.changed[self] = None
+
+    def free(self) -> Free:
+        return self.whole, self.cpus, self.memory, tuple(self.devices), self.guard
 
 
 class Bucket:
     """The nodes with exactly this free room. `total` is that of all devices, `whole` counts untouched ones."""
 
     __slots__ = (
-        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "market", "members", "memory", "next",
-        "partial", "total", "whole",
+        "capacities", "cpus", "devices", "guard", "heap", "key", "market", "members", "memory", "partial", "row",
+        "total", "whole",
     )  # fmt: skip
 
     def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str]):
         self.key = key
         self.total, self.cpus, self.memory, self.devices, self.market, self.guard = key
         self.whole, self.partial = _whole_and_part(self.devices)
+        self.row = (*key[1:], self)  # how it stands among those with the same total
         self.members: dict[Order, Node] = {}
         self.heap: list[Order] | None = None  # built when it is first asked for
         self.capacities: dict[Need, int] = {}
-        # Where a node goes: by (need, bundles that it gets back or gives, free before on the device of a part).
-        self.next: dict[tuple[Need, int, int], Bucket] = {}
-        self.known = 0  # core/waiting.py: as of which change of its line nobody could use such a node
 
     def capacity(self, need: Need) -> int:
         """Like bundles that fit together on one of its nodes."""
@@ -80,15 +98,6 @@ class Bucket:
         if n is None:
             n = self.capacities[need] = how_many(self.devices, self.cpus, self.memory, need)
         return n
-
-    def holds(self, need: Need) -> bool:
-        """Whether its nodes take at least one such bundle."""
-        return (
-            self.whole >= need.whole
-            and self.cpus >= need.cpus
-            and self.memory >= need.memory
-            and (not need.part or (bool(self.devices) and self.devices[0] >= need.part))
-        )
 
     def first(self, n: int = 1) -> list[Node]:
         """Its first `n` nodes by order, fewer where it has fewer."""
@@ -116,7 +125,6 @@ class Shelf:
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
         self.line: Any = None  # core/waiting.py: who may use its nodes
         self.changed: dict[Node, None] = {}  # nodes to be sorted in before anybody looks for nodes
-        self._most = _EMPTY_BUCKETS
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
 
@@ -126,68 +134,45 @@ class Shelf:
         self._sort_in()
         return bool(self._totals)
 
-    def bucket_of(self, node: Node, cpus: int, memory: int) -> Bucket:
-        """The one for its devices as they are now and so many CPUs and so much memory."""
-        devices = tuple(sorted(node.devices, reverse=True))
-        key = (sum(devices), cpus, memory, devices, node.market, node.guard)
-        bucket = self.buckets.get(key)
-        if bucket is None:
-            if len(self.buckets) > self._most:
-                self._forget_empty()
-            bucket = self.buckets[key] = Bucket(key)
-        return bucket
-
-    def put(self, node: Node, cpus: int, memory: int) -> None:
-        """It is new here, or its room has changed."""
-        node.bucket = self.bucket_of(node, cpus, memory)
-        self.changed[node] = None
-
     def drop(self, node: Node) -> None:
         """Off the shelf."""
         self.changed.pop(node, None)
-        self._take_out(node)
+        if node.stands_in is not None:
+            self._take_out(node, node.stands_in)
 
     def _sort_in(self) -> None:
-        if not self.changed:
-            return
+        """All that has changed."""
+        buckets = self.buckets
         for node in self.changed:
-            bucket = node.bucket
-            if node.stands_in is bucket:
-                continue
-            self._take_out(node)
-            node.stands_in = bucket
-            if not bucket.members:
-                row = self._rows.get(bucket.total)
+            devices = tuple(sorted(node.devices, reverse=True))
+            key = (node.total, node.cpus, node.memory, devices, node.market, node.guard)
+            new, old = buckets.get(key), node.stands_in
+            if new is None:
+                new = buckets[key] = Bucket(key)
+                row = self._rows.get(new.total)
                 if row is None:
-                    row = self._rows[bucket.total] = []
-                    insort(self._totals, bucket.total)
-                insort(row, (*bucket.key[1:], bucket))
-            bucket.members[node.order] = node
-            if bucket.heap is not None:
-                heappush(bucket.heap, node.order)
+                    row = self._rows[new.total] = []
+                    insort(self._totals, new.total)
+                insort(row, new.row)
+            elif new is old:
+                continue
+            new.members[node.order] = node
+            if new.heap is not None:
+                heappush(new.heap, node.order)
+            if old is not None:
+                self._take_out(node, old)
+            node.stands_in = new
         self.changed.clear()
 
-    def _take_out(self, node: Node) -> None:
-        old = node.stands_in
-        if old is None:
-            return
-        node.stands_in = None
-        del old.members[node.order]
-        if not old.members:
-            old.heap = None
-            row = self._rows[old.total]
-            del row[bisect_left(row, old.key[1:])]
+    def _take_out(self, node: Node, bucket: Bucket) -> None:
+        del bucket.members[node.order]
+        if not bucket.members:
+            del self.buckets[bucket.key]
+            row = self._rows[bucket.total]
+            del row[bisect_left(row, bucket.row)]
             if not row:
-                del self._rows[old.total]
-                del self._totals[bisect_left(self._totals, old.total)]
-
-    def _forget_empty(self) -> None:
-        """Buckets without nodes are kept for what they remember, but not all for ever."""
-        self._sort_in()
-        self.buckets = {key: b for key, b in self.buckets.items() if b.members}
-        for bucket in self.buckets.values():
-            bucket.next.clear()
-        self._most = 2 * len(self.buckets) + _EMPTY_BUCKETS
+                del self._rows[bucket.total]
+                del self._totals[bisect_left(self._totals, bucket.total)]
 
     def freest(self, n: int) -> list[Node]:
         """The `n` nodes with the most free GPUs, then CPUs."""
@@ -203,7 +188,7 @@ class Shelf:
     def live(self) -> Iterator[Bucket]:
         """Buckets that have nodes."""
         self._sort_in()
-        return (b for b in self.buckets.values() if b.members)
+        return iter(self.buckets.values())
 
     def fitting(self, need: Need, market: str | None, allow: Allow | None) -> Iterator[Bucket]:
         """Buckets whose nodes take at least one such bundle, tightest first.
@@ -233,7 +218,7 @@ class Shelf:
 
 
 class RoomIndex:
-    """See the module. `rooms` may be changed later by `put`, `drop` and `change`."""
+    """See the module. `rooms` may be changed later by `put` and `drop`, and its nodes."""
 
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
         self.usual = UsualAsk()
@@ -257,7 +242,6 @@ class RoomIndex:
             self._eligible.clear()
             self.version += 1
         node = self.nodes[room.node_id] = Node(room, shelf)
-        shelf.changed[node] = None
         return node
 
     def rooms(self) -> list[NodeRoom]:
@@ -270,32 +254,12 @@ class RoomIndex:
             self.guarded -= bool(node.guard)
             node.shelf.drop(node)
 
-    def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
-        """Its free room from now on; what is below nothing counts as nothing."""
-        node.devices = [max(0, d) for d in devices]
-        node.shelf.put(node, max(0, cpus), max(0, memory))
-
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
             self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
-            node.shelf.put(node, node.cpus, node.memory)
-
-    def change(self, node: Node, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
-        """Bundles, with the devices of each, are taken from the node (`sign` -1) or given back to it (1)."""
-        n, amount, devices, shelf, old = sign * len(bundles), sign * need.amount, node.devices, node.shelf, node.bucket
-        step = (need, n, devices[bundles[0][0][0]] if need.part else 0)
-        for shares in bundles:
-            for i, _ in shares:
-                devices[i] += amount
-        bucket = old.next.get(step)
-        if bucket is None:
-            bucket = shelf.bucket_of(node, old.cpus + n * need.cpus, old.memory + n * need.memory)
-            if n in (-1, 1) or not need.part:  # parts of several devices: one tells nothing about the others
-                old.next[step] = bucket
-        node.bucket = bucket
-        shelf.changed[node] = None
+            node.shelf.changed[node] = None
 
     def eligible(self, ask: Ask) -> tuple[tuple[int, Shelf], ...]:
         """(preference, shelf) of all shelves that the gang may use, whatever is free there; 0 is preferred most."""

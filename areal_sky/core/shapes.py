@@ -107,12 +107,11 @@ class Line:
     the first task first. What asks for more than a node has free is often the oldest: it need not be passed there.
     """
 
-    __slots__ = ("changes", "gangs", "least_gpus", "levels")
+    __slots__ = ("gangs", "least_gpus", "levels")
 
     def __init__(self) -> None:
         self.levels: list[tuple[int, int, list[Place]]] = []  # (whole devices, part of one, their places)
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
-        self.changes = 0  # another number with every shape that comes
         self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
 
     def order_of(self, need: Need) -> list[Place]:

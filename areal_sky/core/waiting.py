@@ -13,7 +13,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
-from areal_sky.core.roomindex import Bucket, Node, RoomIndex
+from areal_sky.core.room import UNIT, how_many
+from areal_sky.core.roomindex import Free, Node, RoomIndex
 from areal_sky.core.shapes import First, Item, Line, MayUse, Place, Shape
 
 
@@ -22,22 +23,24 @@ class Change:
 
     __slots__ = ("before", "seen")
 
-    def __init__(self, before: Bucket | None):
+    def __init__(self, before: Free | None):
         self.before = before
-        self.seen: dict[Shape, Bucket] | None = None
+        self.seen: dict[Shape, Free] | None = None
 
-    def gain(self, bucket: Bucket, shape: Shape, may_use: MayUse) -> int:
+    def gain(self, node: Node, shape: Shape, may_use: MayUse) -> int:
         """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0.
 
         Where guards have come or gone it is rather too many than too few.
         """
-        before, guard = self.before, bucket.guard
+        before, guard, need = self.before, node.guard, shape.need
         if self.seen is not None:
             before = self.seen.get(shape, before)
         if guard and not may_use(shape, guard):
             return 0
-        had = before is not None and (not before.guard or before.guard == guard)
-        return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
+        now = how_many(node.devices, node.cpus, node.memory, need)
+        if before is None or before[4] not in ("", guard):
+            return now
+        return now - how_many(before[3], before[1], before[2], need)
 
 
 class WaitingTasks:
@@ -49,7 +52,6 @@ class WaitingTasks:
         self._lines: dict[tuple[str, str, bool], Line] = {}
         self._index_version = -1
         self._shapes_so_far = 0
-        self._stands = 0
         self.open: list[tuple[float, int, Shape]] = []
 
     def in_order(self) -> list[Shape]:
@@ -131,7 +133,7 @@ class WaitingTasks:
                 if node.shelf.group in fit:
                     if change.seen is None:
                         change.seen = {}
-                    change.seen[shape] = node.bucket
+                    change.seen[shape] = node.free()
 
     def next_open(self) -> First | None:
         """The first task of all open shapes."""
@@ -154,14 +156,11 @@ class WaitingTasks:
         A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
         this one now takes as many bundles more as the gang missed.
         """
-        bucket = node.bucket
         line = self._line(node)
-        if bucket.known == line.changes > 0 or bucket.total < line.least_gpus:
+        if node.total < line.least_gpus:
             return None
-        whole, cpus, memory = bucket.whole, bucket.cpus, bucket.memory
-        top = bucket.devices[0] if bucket.devices else 0
-        group, guard = node.shelf.group, bucket.guard
-        useless = after is None
+        whole, cpus, memory, guard, group = node.whole, node.cpus, node.memory, node.guard, node.shelf.group
+        top = UNIT if whole else max(node.devices, default=0)
         best: Place | None = None
         for its_whole, its_part, order in line.levels:
             if its_whole > whole:
@@ -174,33 +173,30 @@ class WaitingTasks:
                 _, _, its_cpus, its_memory, shape = place
                 if its_cpus > cpus or its_memory > memory:
                     continue
-                useless = False
                 if shape.is_gang and not shape.open:
                     if its_whole and whole // its_whole < shape.short:
                         continue
-                    if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
+                    if change.gain(node, shape, may_use) < shape.missing.get(group, shape.least):
                         continue
                 if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
                     continue
                 best = place
                 break
-        if useless:
-            bucket.known = line.changes
         return None if best is None else best[4].first
 
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
-        bucket, before = node.bucket, change.before
-        if bucket is before:
+        before = change.before
+        if before == node.free():
             return
         group = node.shelf.group
-        most = max(bucket.whole, before.whole if before else 0)
+        most = max(node.whole, before[0] if before else 0)
         for whole, _, shape in self._line(node).gangs:
             if whole > most:
                 return
             if shape.open:
                 continue
-            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(node, shape, may_use)
             if missing < shape.short:
                 shape.short = missing
             if missing <= 0:
@@ -227,8 +223,6 @@ class WaitingTasks:
             line = self._lines.get(shelf.key)
             if line is None:
                 line = shelf.line = self._lines[shelf.key] = Line()
-            self._stands += 1
-            line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
             shape.lines.append(line)
             shape.orders.append(line.order_of(shape.need))
