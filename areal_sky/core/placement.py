@@ -146,11 +146,10 @@ def _find(index: RoomIndex, ask: Ask, allow: Allow | None, least: int) -> Nodes 
     for sets in (alone, together):
         best: tuple[tuple[object, ...], Nodes] | None = None
         for shelf_set in sets:
-            buckets = [b for _, shelf in shelf_set for b in shelf.fitting(need, ask.market, allow)]
+            on = [(shelf, b) for _, shelf in shelf_set for b in shelf.fitting(need, ask.market, allow)]
             if len(shelf_set) > 1:
-                is_gpu = {id(b): need.gpus == 0 and shelf.is_gpu for _, shelf in shelf_set for b in shelf.live()}
-                buckets.sort(key=lambda b: (is_gpu[id(b)], b.key))
-            found = _pack(buckets, need, ask)
+                on.sort(key=lambda x: (need.gpus == 0 and x[0].is_gpu, x[1].key))
+            found = _pack([b for _, b in on], need, ask)
             if isinstance(found, int):
                 group = shelf_set[0][1].group
                 most[group] = max(most[group], found)

@@ -124,26 +124,31 @@ class Shelf:
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
         self.line: Any = None  # core/waiting.py: who may use its nodes
-        self.changed: dict[Node, None] = {}  # nodes to be sorted in before anybody looks for nodes
+        self.nodes = 0  # how many it has
+        # Nodes to be sorted in before anybody looks for nodes; those apart of which no GPU is free and was none before.
+        self.changed: dict[Node, None] = {}
+        self._full: dict[Node, None] = {}
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
 
-    @property
-    def nodes(self) -> bool:
-        """Whether it has any."""
-        self._sort_in()
-        return bool(self._totals)
-
     def drop(self, node: Node) -> None:
         """Off the shelf."""
+        self.nodes -= 1
         self.changed.pop(node, None)
+        self._full.pop(node, None)
         if node.stands_in is not None:
             self._take_out(node, node.stands_in)
 
-    def _sort_in(self) -> None:
-        """All that has changed."""
+    def _sort_in(self, gpus: int) -> None:
+        """All that has changed, as far as it matters to who looks for nodes with so much of GPUs free."""
         buckets = self.buckets
+        if not gpus and self._full:
+            self.changed.update(self._full)
+            self._full.clear()
         for node in self.changed:
+            if gpus and not node.total and node.stands_in is not None and not node.stands_in.total:
+                self._full[node] = None
+                continue
             devices = tuple(sorted(node.devices, reverse=True))
             key = (node.total, node.cpus, node.memory, devices, node.market, node.guard)
             new, old = buckets.get(key), node.stands_in
@@ -176,19 +181,16 @@ class Shelf:
 
     def freest(self, n: int) -> list[Node]:
         """The `n` nodes with the most free GPUs, then CPUs."""
-        self._sort_in()
         found: list[Node] = []
-        for total in reversed(self._totals):
-            for row in reversed(self._rows[total]):
-                found += row[5].first(n - len(found))
-                if len(found) >= n:
-                    return found
+        for gpus in (1, 0):
+            self._sort_in(gpus)
+            found.clear()
+            for total in reversed(self._totals[bisect_left(self._totals, gpus) :]):
+                for row in reversed(self._rows[total]):
+                    found += row[5].first(n - len(found))
+                    if len(found) >= n:
+                        return found
         return found
-
-    def live(self) -> Iterator[Bucket]:
-        """Buckets that have nodes."""
-        self._sort_in()
-        return iter(self.buckets.values())
 
     def fitting(self, need: Need, market: str | None, allow: Allow | None) -> Iterator[Bucket]:
         """Buckets whose nodes take at least one such bundle, tightest first.
@@ -196,7 +198,7 @@ class Shelf:
         Tight: few free GPUs, then few CPUs, then little memory; for a share of a GPU first of all those nodes that
         need not break a whole device for it.
         """
-        self._sort_in()
+        self._sort_in(need.gpus)
         breaking: list[Bucket] = []
         for total in self._totals[bisect_left(self._totals, need.gpus) :]:
             row = self._rows[total]
@@ -242,6 +244,7 @@ class RoomIndex:
             self._eligible.clear()
             self.version += 1
         node = self.nodes[room.node_id] = Node(room, shelf)
+        shelf.nodes += 1
         return node
 
     def rooms(self) -> list[NodeRoom]:

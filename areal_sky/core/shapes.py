@@ -78,13 +78,12 @@ class Shape:
     def find_first(self) -> First | None:
         """Past all that wait no longer."""
         ready, heap = self.ready, self.heap
-        while ready:
-            key, _, item = ready[-1]
-            if item.shape is self and item.key == key:
-                break
+        if ready and ready[-1] is self.first and not self.holds(ready[-1]):
             ready.pop()
-        if not heap:
-            return ready[-1] if ready else None
+        if not heap and len(ready) == self.size:
+            return ready[-1] if ready else None  # the usual case: none of them has left from the middle
+        while ready and not self.holds(ready[-1]):
+            ready.pop()
         while heap and not self.holds(heap[0]):
             heappop(heap)
         if not ready and len(heap) > _SORT_FROM:
