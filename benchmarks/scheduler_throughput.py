@@ -6,7 +6,8 @@ process, one core, its own CPU time (others on the machine do not count). Collec
 it is measured, as nothing here makes any; the time of all else counts.
 
 Peers in the same run: Ray makes placement groups ready, with the bundles of the first of the same tasks (GPUs, CPUs and
-memory, packed) on one bare local node that says that it has enough for all of them; slurmctld, where a cluster answers,
+memory, packed) on one bare local node that says that it has enough for all of them. GPUs are a plain amount there: told
+of hundreds of devices on one node, as no real one has, Ray is 3 to 4 times as slow. slurmctld, where a cluster answers,
 starts the tasks of a job array.
 """
 
@@ -182,14 +183,15 @@ class Arrivals:
 def ray_groups_per_s() -> float:
     """Placement groups like our tasks that a bare local Ray makes ready per second."""
     wanted = groups_like_ours()
-    enough = {name: math.ceil(sum(b.get(name, 0) for g in wanted for b in g)) + 1 for name in ("CPU", "GPU", "memory")}
+    enough = {name: math.ceil(sum(b[name] for g in wanted for b in g)) + 1 for name in ("CPU", "gpu", "memory")}
     with scratch() as folder:
         mark = f"bench-groups/{secrets.token_hex(4)}"
         env = {**clean_env(), NODE_MARK: mark, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         port = free_port()
         env["RAY_prestart_worker_first_driver"] = "0"  # it would start a process for each of the CPUs
         head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
-        has = [f"--num-cpus={enough['CPU']}", f"--num-gpus={enough['GPU']}", f"--memory={enough['memory']}"]
+        gpus = json.dumps({"gpu": enough["gpu"]})
+        has = [f"--num-cpus={enough['CPU']}", f"--resources={gpus}", f"--memory={enough['memory']}"]
         common = ["--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory=100000000"]
         try:
             run([str(BIN / "ray"), "start", *head, *has, *common], env)
@@ -206,7 +208,7 @@ def groups_like_ours() -> list[list[dict[str, float]]]:
     entries = Arrivals(random.Random(1))
     asks = [entries.next().ask for _ in range(GROUPS)]
     return [
-        [{"GPU": a.bundle.gpus, "CPU": a.bundle.cpus, "memory": int(a.bundle.memory_gib * 2**30)}] * a.count
+        [{"gpu": a.bundle.gpus, "CPU": a.bundle.cpus, "memory": int(a.bundle.memory_gib * 2**30)}] * a.count
         for a in asks
     ]
 
