@@ -214,17 +214,19 @@ class Admission:
     # ---------------------------------------------------------------- how: the loop
 
     def _place_all(self, out: list[Decision]) -> None:
-        waiting, changes = self._waiting, self._leases.changes
+        waiting, leases, may_use = self._waiting, self._leases, self._may_use
+        waiting.renew_lines()
+        changes = leases.changes
         looked_at: Change | None = None
         best: First | None = None
         while changes or waiting.open:
-            node = self._leases.next_changed()
+            node = leases.next_changed()
             if node is None:
                 best = None
             else:
                 change = changes[node]
                 # While a node is looked at its room only gets less: who did not fit before does not now.
-                best = waiting.best_for(node, change, self._may_use, best if change is looked_at else None)
+                best = waiting.best_for(node, change, may_use, best if change is looked_at else None)
                 looked_at = change
             first = waiting.next_open() if waiting.open else None
             if first is not None and (best is None or first <= best):
@@ -236,7 +238,7 @@ class Admission:
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, self._leases.looked_at(node), self._may_use)
+                waiting.settle(node, leases.looked_at(node), may_use)
 
     def _look(self, item: Item, out: list[Decision]) -> None:
         """Anywhere."""

@@ -212,11 +212,11 @@ class Leases:
     def next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
         changes, queue = self.changes, self._to_look_at
+        if len(changes) == 1:
+            return next(iter(changes))
         if not queue:
             if not changes:
                 return None
-            if len(changes) == 1:
-                return next(iter(changes))
             queue += changes
             queue.sort(key=lambda n: (n.total, n.cpus, n.order), reverse=True)
         return queue[-1]

@@ -97,11 +97,11 @@ def need_of(bundle: Bundle) -> Need:
 # ---------------------------------------------------------------- the arithmetic, in units
 
 
-def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need) -> int:
-    """Like bundles that fit together into so much room."""
+def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need, whole: int | None = None) -> int:
+    """Like bundles that fit together into so much room. `whole`: untouched devices, where that is known already."""
     n = MOST_BUNDLES
     if need.whole:
-        n = sum([d >= UNIT for d in devices]) // need.whole
+        n = (sum([d >= UNIT for d in devices]) if whole is None else whole) // need.whole
     elif need.part:
         n = sum(d // need.part for d in devices if d > 0)
     if need.cpus:

@@ -278,6 +278,11 @@ class RoomIndex:
         return found
 
 
+def same_room(a: Free, b: Free) -> bool:
+    """Whichever devices are free."""
+    return (*a[:3], a[4], sorted(a[3])) == (*b[:3], b[4], sorted(b[3]))
+
+
 def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> NodeRoom:
     """The node with so much free."""
     shelf = node.shelf

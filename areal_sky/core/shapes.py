@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop
 
 from areal_sky.core.queueing import Entry
-from areal_sky.core.room import MOST_BUNDLES, UNIT, Need, need_of
+from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
 from areal_sky.core.roomindex import Node
 
 _SORT_FROM = 64  # newer tasks of a shape are sorted when there are so many and no sorted ones are left
@@ -41,6 +41,7 @@ class Shape:
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
         "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
+        "stands_at",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -60,7 +61,8 @@ class Shape:
         self.first: First | None = None
         self.size = 0
         self.lines: list[Line] = []
-        self.orders: list[list[Place]] = []  # of its level in each of its lines
+        self.stands_at: tuple[int, int] | None = None  # its level in all its lines
+        self.orders: list[list[Place]] = []  # of that level in each of them
         self.place: Place | None = None  # there, while it has a first task
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
@@ -78,8 +80,6 @@ class Shape:
     def find_first(self) -> First | None:
         """Past all that wait no longer."""
         ready, heap = self.ready, self.heap
-        if ready and ready[-1] is self.first and not self.holds(ready[-1]):
-            ready.pop()
         if not heap and len(ready) == self.size:
             return ready[-1] if ready else None  # the usual case: none of them has left from the middle
         while ready and not self.holds(ready[-1]):
@@ -93,6 +93,14 @@ class Shape:
             return ready[-1]
         return heap[0] if heap else None
 
+    def level(self) -> tuple[int, int]:
+        """(whole devices, part of one) that a node has free which it is worth looking at for it.
+
+        That is what one bundle needs, and all bundles that it misses for a gang that has been looked at in vain.
+        """
+        missed = self.short if self.is_gang and not self.open else 1
+        return self.need.whole * missed, self.need.part
+
     def may_use(self, node: Node) -> bool:
         """Whether the node is one of those that it names; for those that are picky."""
         ask = self.ask
@@ -102,8 +110,9 @@ class Shape:
 
 
 class Line:
-    """The shapes that may use the nodes of one shelf, by level: those that ask for the same devices, the shape with
-    the first task first. What asks for more than a node has free is often the oldest: it need not be passed there.
+    """The shapes that may use the nodes of one shelf, by level, the shape with the first task of a level first.
+
+    What needs more than a node has free is often the oldest that waits: it need not be passed where it is of no use.
     """
 
     __slots__ = ("gangs", "least_gpus", "levels")
@@ -113,11 +122,9 @@ class Line:
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
         self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
 
-    def order_of(self, need: Need) -> list[Place]:
-        """The places of the shapes that ask for the same devices."""
-        for whole, part, order in self.levels:
-            if (whole, part) == (need.whole, need.part):
-                return order
-        order: list[Place] = []
-        insort(self.levels, (need.whole, need.part, order))
-        return order
+    def order_of(self, level: tuple[int, int]) -> list[Place]:
+        """The places of the shapes on that level."""
+        i = bisect_left(self.levels, level)
+        if i == len(self.levels) or self.levels[i][:2] != level:
+            self.levels.insert(i, (*level, []))
+        return self.levels[i][2]

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
 from areal_sky.core.room import UNIT, how_many
-from areal_sky.core.roomindex import Free, Node, RoomIndex
+from areal_sky.core.roomindex import Free, Node, RoomIndex, same_room
 from areal_sky.core.shapes import First, Item, Line, MayUse, Place, Shape
 
 
@@ -37,10 +37,10 @@ class Change:
             before = self.seen.get(shape, before)
         if guard and not may_use(shape, guard):
             return 0
-        now = how_many(node.devices, node.cpus, node.memory, need)
+        now = how_many(node.devices, node.cpus, node.memory, need, node.whole)
         if before is None or before[4] not in ("", guard):
             return now
-        return now - how_many(before[3], before[1], before[2], need)
+        return now - how_many(before[3], before[1], before[2], need, before[0])
 
 
 class WaitingTasks:
@@ -102,6 +102,8 @@ class WaitingTasks:
             for line in shape.lines:
                 _leave_gangs(line, shape)
         elif shape.first is not None and shape.first[2] is item:
+            if shape.ready and shape.ready[-1] is shape.first:
+                shape.ready.pop()
             self._sort_in(shape)
         elif len(shape.heap) + len(shape.ready) > 2 * shape.size + 64:
             shape.ready, shape.heap = [], [x for x in (*shape.ready, *shape.heap) if shape.holds(x)]
@@ -120,6 +122,7 @@ class WaitingTasks:
     def open_shape(self, shape: Shape) -> None:
         """It has to be looked at again."""
         shape.open = True
+        self._sort_into_lines(shape)
         if shape.first is not None:
             heappush(self.open, (shape.first[0], shape.first[1], shape))
 
@@ -129,6 +132,7 @@ class WaitingTasks:
         if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
             shape.short = min(shape.missing.values(), default=shape.least)
+            self._sort_into_lines(shape)
             for node, change in changes.items():
                 if node.shelf.group in fit:
                     if change.seen is None:
@@ -156,7 +160,7 @@ class WaitingTasks:
         A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
         this one now takes as many bundles more as the gang missed.
         """
-        line = self._line(node)
+        line = node.shelf.line
         if node.total < line.least_gpus:
             return None
         whole, cpus, memory, guard, group = node.whole, node.cpus, node.memory, node.guard, node.shelf.group
@@ -173,10 +177,9 @@ class WaitingTasks:
                 _, _, its_cpus, its_memory, shape = place
                 if its_cpus > cpus or its_memory > memory:
                     continue
-                if shape.is_gang and not shape.open:
-                    if its_whole and whole // its_whole < shape.short:
-                        continue
-                    if change.gain(node, shape, may_use) < shape.missing.get(group, shape.least):
+                if not shape.open and shape.is_gang:  # it fits on several nodes only if this one has what it misses
+                    missing = shape.missing.get(group, shape.least)
+                    if change.gain(node, shape, may_use) < missing:
                         continue
                 if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
                     continue
@@ -187,45 +190,44 @@ class WaitingTasks:
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
         before = change.before
-        if before == node.free():
+        if before is not None and before[1] == node.cpus and same_room(before, node.free()):
             return
         group = node.shelf.group
         most = max(node.whole, before[0] if before else 0)
-        for whole, _, shape in self._line(node).gangs:
+        for whole, _, shape in node.shelf.line.gangs:
             if whole > most:
                 return
             if shape.open:
                 continue
             missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(node, shape, may_use)
-            if missing < shape.short:
-                shape.short = missing
             if missing <= 0:
                 self.open_shape(shape)
+            elif missing < shape.short:
+                shape.short = missing
+                self._sort_into_lines(shape)
 
-    # ---------------------------------------------------------------- how
-
-    def _line(self, node: Node) -> Line:
+    def renew_lines(self) -> None:
+        """To be told before nodes are looked at: there may be shelves that have no line yet."""
         if self._index.version != self._index_version:
             self._index_version = self._index.version
             self._lines = {}
             for shape in self.shapes.values():
                 self._stand(shape)
-                shape.place = None
                 self._sort_into_lines(shape)
             for shelf in self._index.shelves.values():
                 shelf.line = self._lines.get(shelf.key) or Line()
-        return node.shelf.line
+
+    # ---------------------------------------------------------------- how
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
-        shape.lines, shape.orders = [], []
+        shape.lines, shape.stands_at, shape.place = [], None, None
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
                 line = shelf.line = self._lines[shelf.key] = Line()
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
             shape.lines.append(line)
-            shape.orders.append(line.order_of(shape.need))
             if shape.is_gang:
                 insort(line.gangs, (shape.need.whole, shape.number, shape))
 
@@ -243,6 +245,13 @@ class WaitingTasks:
 
     def _sort_into_lines(self, shape: Shape) -> None:
         old, first = shape.place, shape.first
+        level = shape.level() if shape.is_gang or shape.stands_at is None else shape.stands_at
+        if level != shape.stands_at:
+            if old is not None:
+                for order in shape.orders:
+                    del order[bisect_left(order, old)]
+            old, shape.stands_at = None, level
+            shape.orders = [line.order_of(level) for line in shape.lines]
         new = shape.place = None if first is None else (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
         for order in shape.orders:
             if old is None:
