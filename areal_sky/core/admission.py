@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
 from areal_sky.core.backfill import Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Regrow, Restore, Shrink
@@ -108,7 +109,8 @@ class Admission:
         if item is None:
             return
         self._now_s = now_s
-        self._keys.ended(item, now_s, finished=finished)
+        if self._keys.learns:
+            self._keys.ended(item, now_s, finished=finished)
         if item.shape is not None:
             self._waiting.remove(item)
         elif self._stop(task_id) is None:
@@ -168,7 +170,7 @@ class Admission:
             self._serve_claims(out)
         self._backfill.refresh(now_s)
         self._place_all(out)
-        if self._waiting:
+        if self._waiting.shapes:
             out += self._preemption.search(now_s, self._may_use)
             while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
                 self._place_all(out)
@@ -219,31 +221,31 @@ class Admission:
     # ---------------------------------------------------------------- how: the loop
 
     def _place_all(self, out: list[Decision]) -> None:
-        waiting, changes = self._waiting, self._leases.changes
+        waiting, leases, may_use = self._waiting, self._leases, self._may_use
+        waiting.renew_lines()
+        changes = leases.changes
         looked_at: Change | None = None
         best: First | None = None
-        while True:
-            node = self._leases.next_changed()
+        while changes or waiting.open:
+            node = leases.next_changed()
             if node is None:
                 best = None
             else:
                 change = changes[node]
                 # While a node is looked at its room only gets less: who did not fit before does not now.
-                best = waiting.best_for(node, change, self._may_use, best if change is looked_at else None)
+                best = waiting.best_for(node, change, may_use, best if change is looked_at else None)
                 looked_at = change
-            first = waiting.next_open()
+            first = waiting.next_open() if waiting.open else None
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)
             elif best is not None and node is not None:
                 item = best[2]
-                if item.entry.ask.count > 1 or self._pools:
+                if self._pools or item.entry.ask.count > 1:
                     self._look(item, out)
                 else:
                     self._start(item, [(node, 1)], out)
             elif node is not None:
-                waiting.settle(node, changes.pop(node), self._may_use)
-            else:
-                return
+                waiting.settle(node, leases.looked_at(node), may_use)
 
     def _look(self, item: Item, out: list[Decision]) -> None:
         """Anywhere."""
@@ -317,7 +319,8 @@ class Admission:
 
     def _run(self, lease: Hold, *, adopted: bool = False) -> None:
         item = lease.item
-        self._keys.started(item, lease.since_s, adopted=adopted)
+        if adopted or item.until_s < inf or self._keys.by_service:
+            self._keys.started(item, lease.since_s)
         if adopted:
             self._leases.adopt(lease)
         else:
@@ -333,7 +336,7 @@ class Admission:
         return lease
 
     def _forget_loan(self, task_id: str) -> None:
-        lent = self._loans.forget(task_id)
+        lent = self._loans.forget(task_id) if self._loans.lent else None
         if lent is not None:
             self._quotas.use(lent.item, -len(lent.placement.node_ids))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 
 from areal_sky.core.leases import Hold, Leases, left_on
-from areal_sky.core.room import UNIT, how_many
+from areal_sky.core.room import how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf
 from areal_sky.core.shapes import Item, Shape
 from areal_sky.core.waiting import Change, WaitingTasks
@@ -83,12 +83,14 @@ class Backfill:
 
     def lift_idle(self) -> bool:
         """Reservations of tasks that wait no longer end; whether there were any."""
-        if not self.reservations:
+        for reservation in self.reservations.values():
+            if reservation.item.shape is None:
+                break
+        else:
             return False
-        idle = [g for g, r in self.reservations.items() if r.item.shape is None]
-        for guard in idle:
+        for guard in [g for g, r in self.reservations.items() if r.item.shape is None]:
             self._lift(guard)
-        return bool(idle)
+        return True
 
     def _go_on(self, now_s: float) -> None:
         """With the round, shelf by shelf."""
@@ -193,9 +195,9 @@ class Backfill:
             devices, cpus, memory = left_on(site)
         found = [(now_s, how_many(devices, cpus, memory, shape.need))]
         for end_s, _, lease in sorted([(_end(h, now_s), h.item.entry.number, h) for h in site.leases.values()]):
-            amount = UNIT if lease.need.whole else lease.need.part
-            for chosen in lease.on(node.node_id):
-                for i in chosen:
+            amount = lease.need.amount
+            for shares in lease.on(site):
+                for i, _ in shares:
                     if i < len(devices):
                         devices[i] += amount
                 cpus += lease.need.cpus

@@ -8,11 +8,11 @@ the claim and to nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
-from areal_sky.core.gangs import Placement
+from areal_sky.core.gangs import DeviceShare, Placement
 from areal_sky.core.model import Bundle
-from areal_sky.core.room import UNIT, Need, NodeRoom, need_of, take_foreign, units
+from areal_sky.core.room import Need, NodeRoom, need_of, take_foreign, units
 from areal_sky.core.roomindex import Node, RoomIndex
 from areal_sky.core.shapes import Item
 from areal_sky.core.waiting import Change
@@ -21,22 +21,23 @@ NOTHING = Bundle(0.0, 0.0, 0.0)
 
 
 class Hold:
-    """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim."""
+    """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim.
 
-    __slots__ = ("checkpoint_s", "ending", "item", "need", "placement", "since_s", "standing")
+    `parts`: the devices of each of its bundles, node by node. Kept by Leases.
+    """
+
+    __slots__ = ("checkpoint_s", "ending", "item", "need", "parts", "placement", "since_s", "standing", "task_id")
 
     def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
         self.item = item
+        self.task_id = item.entry.task_id
         self.need: Need = need or need_of(item.entry.ask.bundle)
         self.placement = placement
+        self.parts: Sequence[tuple[Site, Sequence[tuple[DeviceShare, ...]]]] = ()
         self.since_s = since_s
         self.checkpoint_s = since_s  # work up to here is safe
         self.ending = ""  # for which task it has been told to end, or to shrink
         self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
-
-    @property
-    def task_id(self) -> str:
-        return self.item.entry.task_id
 
     def served_s(self, now_s: float) -> float:
         """Seconds of service in this and earlier runs."""
@@ -53,21 +54,21 @@ class Hold:
             return None
         return max(now_s, self.since_s + max(0.0, estimate_s - self.item.served_s))
 
-    def on(self, node_id: str) -> list[tuple[int, ...]]:
+    def on(self, site: Site) -> Sequence[tuple[DeviceShare, ...]]:
         """The devices of each of its bundles there."""
-        if len(self.placement.node_ids) == 1:
-            return [tuple([i for i, _ in self.placement.devices[0]])]
-        where = zip(self.placement.node_ids, self.placement.devices, strict=True)
-        return [tuple(i for i, _ in shares) for n, shares in where if n == node_id]
+        return next((bundles for where, bundles in self.parts if where is site), ())
 
 
 class Site:
     """A node with all that is on it. `simple`: what is free can be told by adding and subtracting."""
 
-    __slots__ = ("claims", "foreign", "leases", "room", "simple")
+    __slots__ = ("claims", "foreign", "leases", "node", "node_id", "room", "simple")
 
-    def __init__(self):
-        self.room: NodeRoom | None = None  # None: not here, or takes no new work
+    def __init__(self, node_id: str):
+        self.node_id = node_id
+        # None: not here, or takes no new work
+        self.room: NodeRoom | None = None
+        self.node: Node | None = None
         self.foreign = NOTHING
         self.leases: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
@@ -85,7 +86,7 @@ class Leases:
         self.running: dict[str, Hold] = {}
         self.claims: dict[str, Hold] = {}
         self.changes: dict[Node, Change] = {}
-        self._to_look_at: list[tuple[int, int, tuple[str, str], Node]] = []
+        self._to_look_at: list[Node] = []  # those of them that are known in one decision, the next last
         self.claims_to_check: set[str] = set()  # tasks on whose claims something has changed
 
     # ---------------------------------------------------------------- nodes
@@ -94,17 +95,17 @@ class Leases:
         """The node as it is without any of our work, and what others use of it. Unchanged: costs nothing."""
         site = self.sites.get(room.node_id)
         if site is None:
-            site = self.sites[room.node_id] = Site()
+            site = self.sites[room.node_id] = Site(room.node_id)
         if site.room == room and site.foreign == foreign:
             return
-        site.room, site.foreign = room, foreign
-        old = self._index.nodes.get(room.node_id)
+        old = site.node
         change, guard = Change(None), ""
         if old is not None:
-            change, guard = self.changes.pop(old, None) or Change(old.bucket), old.guard
+            change, guard = self.changes.pop(old, None) or Change(old.free()), old.guard
         node = self._index.put(room)
+        site.room, site.foreign, site.node = room, foreign, node
         self._index.set_guard(node, guard)
-        self._recount(room.node_id)
+        self._recount(site)
         self.changes[node] = change
 
     def drop_node(self, node_id: str) -> None:
@@ -112,38 +113,50 @@ class Leases:
         site = self.sites.get(node_id)
         if site is None:
             return
-        site.room = None
+        if site.node is not None:
+            self.changes.pop(site.node, None)
+        site.room = site.node = None
         self.claims_to_check.update(site.claims)
-        node = self._index.nodes.get(node_id)
-        if node is not None:
-            self.changes.pop(node, None)
         self._index.drop(node_id)
-        self._tidy(node_id)
+        self._tidy(site)
 
     # ---------------------------------------------------------------- holds
 
     def hold(self, lease: Hold) -> None:
         """The task runs there from now on; `find` has just said that this is free."""
         self.running[lease.task_id] = lease
-        for node_id in lease.placement.node_ids:
-            self.sites[node_id].leases[lease.task_id] = lease
-        self._move(lease, take=True)
+        lease.parts = self._parts(lease.placement)
+        for site, bundles in lease.parts:
+            site.leases[lease.task_id] = lease
+            if not site.simple:
+                self._recount(site)
+            elif site.node is not None:
+                site.node.change(lease.need, bundles, -1)
 
     def adopt(self, lease: Hold) -> None:
         """The task runs there already, free or not, also on nodes that are not known yet."""
         self.running[lease.task_id] = lease
-        for node_id in dict.fromkeys(lease.placement.node_ids):
-            self._site(node_id).leases[lease.task_id] = lease
-            self._recount(node_id)
+        lease.parts = self._parts(lease.placement)
+        for site, _ in lease.parts:
+            site.leases[lease.task_id] = lease
+            self._recount(site)
 
     def release(self, task_id: str) -> Hold | None:
         """The task holds nothing any more."""
         lease = self.running.pop(task_id, None)
         if lease is None:
             return None
-        for node_id in lease.placement.node_ids:
-            self.sites[node_id].leases.pop(task_id, None)
-        self._move(lease, take=False)
+        for site, bundles in lease.parts:
+            del site.leases[task_id]
+            node = site.node
+            if node is None:
+                self._tidy(site)
+            elif not site.simple:
+                self._recount(site)
+            else:
+                if node not in self.changes:
+                    self.changes[node] = Change(node.free())
+                node.change(lease.need, bundles, 1)
         return lease
 
     def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
@@ -161,18 +174,19 @@ class Leases:
     def claim(self, claim: Hold) -> None:
         """Nobody else gets that capacity, whoever holds it now."""
         self.claims[claim.task_id] = claim
-        for node_id in dict.fromkeys(claim.placement.node_ids):
-            self._site(node_id).claims[claim.task_id] = claim
-            self._recount(node_id)
+        claim.parts = self._parts(claim.placement)
+        for site, _ in claim.parts:
+            site.claims[claim.task_id] = claim
+            self._recount(site)
 
     def unclaim(self, task_id: str) -> Hold | None:
         claim = self.claims.pop(task_id, None)
         if claim is None:
             return None
-        for node_id in dict.fromkeys(claim.placement.node_ids):
-            self.sites[node_id].claims.pop(task_id, None)
-            self._recount(node_id)
-            self._tidy(node_id)
+        for site, _ in claim.parts:
+            del site.claims[task_id]
+            self._recount(site)
+            self._tidy(site)
         return claim
 
     def claim_is_free(self, claim: Hold, without: Container[Hold] = ()) -> bool | None:
@@ -181,18 +195,15 @@ class Leases:
         `without`: leases that are taken for ended.
         """
         free = True
-        for node_id in dict.fromkeys(claim.placement.node_ids):
-            site = self.sites[node_id]
+        for site, bundles in claim.parts:
             if site.room is None:
                 return None
             devices, cpus, memory = left_on(site, (), without)
-            bundles = claim.on(node_id)
-            amount = UNIT if claim.need.whole else claim.need.part
-            for chosen in bundles:
-                for i in chosen:
+            for shares in bundles:
+                for i, _ in shares:
                     if i >= len(devices):
                         return None
-                    devices[i] -= amount
+                    devices[i] -= claim.need.amount
                     free = free and devices[i] >= 0
             enough = cpus >= len(bundles) * claim.need.cpus and memory >= len(bundles) * claim.need.memory
             free = free and enough
@@ -200,77 +211,54 @@ class Leases:
 
     def next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
-        changes = self.changes
-        queue = self._to_look_at
-        while queue:
-            node = queue[-1][3]
-            if node in changes:
-                return node
-            queue.pop()
-        if not changes:
-            return None
+        changes, queue = self.changes, self._to_look_at
         if len(changes) == 1:
             return next(iter(changes))
-        found = [(n.bucket.total, n.cpus, n.order, n) for n in changes if n.bucket is not None]
-        found.sort(key=lambda x: x[:3], reverse=True)
-        self._to_look_at = found
-        return found[-1][3]
+        if not queue:
+            if not changes:
+                return None
+            queue += changes
+            queue.sort(key=lambda n: (n.total, n.cpus, n.order), reverse=True)
+        return queue[-1]
+
+    def looked_at(self, node: Node) -> Change:
+        """The node that `next_changed` told; what comes then are others, until it changes again."""
+        if self._to_look_at:
+            self._to_look_at.pop()
+        return self.changes.pop(node)
 
     # ---------------------------------------------------------------- how
+
+    def _parts(self, placement: Placement) -> Sequence[tuple[Site, Sequence[tuple[DeviceShare, ...]]]]:
+        node_ids = placement.node_ids
+        if node_ids and node_ids.count(node_ids[0]) == len(node_ids):
+            return ((self._site(node_ids[0]), placement.devices),)
+        parts: dict[str, list[tuple[DeviceShare, ...]]] = {}
+        for node_id, shares in zip(node_ids, placement.devices, strict=True):
+            parts.setdefault(node_id, []).append(shares)
+        return [(self._site(node_id), bundles) for node_id, bundles in parts.items()]
 
     def _site(self, node_id: str) -> Site:
         site = self.sites.get(node_id)
         if site is None:  # a task that an earlier process placed on a node not seen yet
-            site = self.sites[node_id] = Site()
+            site = self.sites[node_id] = Site(node_id)
         return site
 
-    def _move(self, lease: Hold, *, take: bool) -> None:
-        placement = lease.placement
-        if len(placement.node_ids) == 1:
-            self._change(placement.node_ids[0], lease.need, [i for i, _ in placement.devices[0]], 1, take)
-            return
-        devices: dict[str, list[int]] = {}
-        bundles: dict[str, int] = {}
-        for node_id, shares in zip(placement.node_ids, placement.devices, strict=True):
-            here = devices.get(node_id)
-            if here is None:
-                here = devices[node_id] = []
-            here += [i for i, _ in shares]
-            bundles[node_id] = bundles.get(node_id, 0) + 1
-        for node_id, n in bundles.items():
-            self._change(node_id, lease.need, devices[node_id], n, take)
-
-    def _change(self, node_id: str, need: Need, devices: list[int], bundles: int, take: bool) -> None:
-        node = self._index.nodes.get(node_id)
-        if node is None:
-            if not take:
-                self._tidy(node_id)
-            return
-        if not take and node not in self.changes:
-            self.changes[node] = Change(node.bucket)
-        if not self.sites[node_id].simple:
-            self._recount(node_id)
-        elif take:
-            self._index.take(node, need, devices, bundles)
-        else:
-            self._index.give(node, need, devices, bundles)
-
-    def _recount(self, node_id: str) -> None:
+    def _recount(self, site: Site) -> None:
         """What is free on the node, from the start."""
-        node, site = self._index.nodes.get(node_id), self.sites[node_id]
-        if node is None or site.room is None:
+        node = site.node
+        if node is None:
             return
         devices, cpus, memory = left_on(site)
         self.claims_to_check.update(site.claims)
         site.simple = site.foreign == NOTHING and not site.claims and min(*devices, cpus, memory, 0) == 0
         if node not in self.changes:
-            self.changes[node] = Change(node.bucket)
-        self._index.set_free(node, devices, cpus, memory)
+            self.changes[node] = Change(node.free())
+        node.set_free(devices, cpus, memory)
 
-    def _tidy(self, node_id: str) -> None:
-        site = self.sites[node_id]
+    def _tidy(self, site: Site) -> None:
         if site.room is None and not site.leases and not site.claims:
-            del self.sites[node_id]
+            del self.sites[site.node_id]
 
 
 def left_on(
@@ -287,9 +275,9 @@ def left_on(
     memory = units(room.memory_gib) - units(site.foreign.memory_gib)
     holds = [h for h in site.leases.values() if h not in without]
     for hold in (*holds, *(site.claims.values() if claims is None else claims)):
-        amount = UNIT if hold.need.whole else hold.need.part
-        for chosen in hold.on(room.node_id):
-            for i in chosen:
+        amount = hold.need.amount
+        for shares in hold.on(site):
+            for i, _ in shares:
                 if i < len(devices):
                     devices[i] -= amount
             cpus -= hold.need.cpus

@@ -26,10 +26,10 @@ class Loans:
     def __init__(self, index: RoomIndex, leases: Leases):
         self._index = index
         self._leases = leases
-        self._lent: dict[str, Hold] = {}
+        self.lent: dict[str, Hold] = {}
 
     def __contains__(self, task_id: str) -> bool:
-        return task_id in self._lent
+        return task_id in self.lent
 
     def lend(self, task_id: str, ranks: Iterable[int], now_s: float) -> None:
         """The room of these ranks is idle from now on.
@@ -40,7 +40,7 @@ class Loans:
         if lease is None or lease.ending:
             why = "does not run" if lease is None else "is about to end"
             raise InvalidInput(f"task {task_id[:40]!r} {why}, so it has nothing to lend")
-        if task_id in self._lent:
+        if task_id in self.lent:
             raise InvalidInput(f"task {task_id[:40]!r} has lent already")
         n = len(lease.placement.node_ids)
         wanted = sorted(set(ranks))
@@ -48,7 +48,7 @@ class Loans:
             raise InvalidInput(f"ranks: expected some of 0 to {n - 1}")
         lent = Hold(lease.item, _part(lease.placement, wanted), now_s)
         self._leases.shrink(task_id, wanted)
-        self._lent[task_id] = lent
+        self.lent[task_id] = lent
         for node_id in lent.placement.node_ids:
             node = self._index.nodes.get(node_id)
             if node is not None and not node.guard:
@@ -56,7 +56,7 @@ class Loans:
 
     def take_back(self, task_id: str, now_s: float) -> list[Decision]:
         """Claims what was lent, and ends what has borrowed it. Nothing happens when nothing is lent."""
-        lent = self._lent.get(task_id)
+        lent = self.lent.get(task_id)
         if lent is None or task_id in self._leases.claims:
             return []
         self._leases.claim(lent)
@@ -88,7 +88,7 @@ class Loans:
 
     def forget(self, task_id: str) -> Hold | None:
         """The task has ended, or what it lent is lost."""
-        if task_id not in self._lent:
+        if task_id not in self.lent:
             return None
         self._leases.unclaim(task_id)
         return self._close(task_id)
@@ -96,8 +96,8 @@ class Loans:
     # ---------------------------------------------------------------- how
 
     def _close(self, task_id: str) -> Hold:
-        lent = self._lent.pop(task_id)
-        still = {n for other in self._lent.values() for n in other.placement.node_ids}
+        lent = self.lent.pop(task_id)
+        still = {n for other in self.lent.values() for n in other.placement.node_ids}
         for node_id in lent.placement.node_ids:
             node = self._index.nodes.get(node_id)
             if node is not None and node.guard == GUARD and node_id not in still:

@@ -21,6 +21,8 @@ class OrderKeys:
         self._order = order
         self._learner = order if isinstance(order, LearningOrder) else None
         self._by_service = order if isinstance(order, OrderByService) else None
+        self.learns = self._learner is not None  # whether it wants to be told what has ended ...
+        self.by_service = self._by_service is not None  # ... and of every start, since service changes keys
         self._leases = leases
         self._waiting = waiting
         self._preemption = preemption
@@ -31,12 +33,11 @@ class OrderKeys:
         item.key, item.until_s = self._order.key(item.entry, item.served_s, now_s)
         self._set_timer(item, now_s)
 
-    def started(self, item: Item, now_s: float, *, adopted: bool = False) -> None:
-        """It is going to run: from now on its key may change with its service."""
-        if adopted or item.until_s < inf or self._by_service is not None:
-            item.key, item.until_s = self._order.key(item.entry, item.served_s, now_s)
-            self._until_next_step(item, item.served_s, now_s)
-            self._set_timer(item, now_s)
+    def started(self, item: Item, now_s: float) -> None:
+        """It is going to run, and its key may change with its service or with time."""
+        item.key, item.until_s = self._order.key(item.entry, item.served_s, now_s)
+        self._until_next_step(item, item.served_s, now_s)
+        self._set_timer(item, now_s)
 
     def ended(self, item: Item, now_s: float, *, finished: bool) -> None:
         """It is over; its lease is still there if it ran."""

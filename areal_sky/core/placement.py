@@ -41,7 +41,6 @@ from areal_sky.core.room import (
     need_of,
     occupy,
     room_of,
-    subtract,
     take,
 )
 from areal_sky.core.roomindex import Allow, Bucket, Node, RoomIndex, Shelf
@@ -76,22 +75,14 @@ def find(index: RoomIndex, ask: Ask, allow: Allow | None = None, least: int = 0)
 
 def placement_on(nodes: Nodes, need: Need) -> Placement:
     """Which devices each bundle gets."""
-    share = need.share
-    if len(nodes) == 1 and nodes[0][1] == 1:
-        node = nodes[0][0]
-        chosen = choose_devices(node.devices, need)
-        assert chosen is not None, "found where it does not fit"
-        return Placement((node.node_id,), (tuple([(i, share) for i in chosen]),))
-    node_ids: list[str] = []
-    devices: list[tuple[DeviceShare, ...]] = []
+    node_ids, devices = list[str](), list[tuple[DeviceShare, ...]]()
     for node, n in nodes:
-        left = node.devices[:]
-        for _ in range(n):
-            chosen = choose_devices(left, need)
-            assert chosen is not None, "found where it does not fit"
-            subtract(left, chosen, need)
-            node_ids.append(node.node_id)
-            devices.append(tuple([(i, share) for i in chosen]))
+        chosen = choose_devices(tuple(node.devices), need, n)
+        assert chosen is not None, "found where it does not fit"
+        if len(nodes) == 1:
+            return Placement((node.node_id,) * n, chosen)
+        node_ids += [node.node_id] * n
+        devices += chosen
     return Placement(tuple(node_ids), tuple(devices))
 
 
@@ -136,8 +127,8 @@ def _only(index: RoomIndex, names: set[str]) -> RoomIndex:
             twin = some.nodes[node.node_id] = Node.__new__(Node)
             for slot in Node.__slots__:
                 setattr(twin, slot, getattr(node, slot))
-            twin.shelf, twin.bucket = shelf, None
-            shelf.move(twin, shelf.bucket_of(twin))
+            twin.shelf, twin.stands_in = shelf, None
+            shelf.changed[twin] = None
     return some
 
 
@@ -155,11 +146,10 @@ def _find(index: RoomIndex, ask: Ask, allow: Allow | None, least: int) -> Nodes 
     for sets in (alone, together):
         best: tuple[tuple[object, ...], Nodes] | None = None
         for shelf_set in sets:
-            buckets = [b for _, shelf in shelf_set for b in shelf.fitting(need, ask.market, allow)]
+            on = [(shelf, b) for _, shelf in shelf_set for b in shelf.fitting(need, ask.market, allow)]
             if len(shelf_set) > 1:
-                is_gpu = {id(b): need.gpus == 0 and shelf.is_gpu for _, shelf in shelf_set for b in shelf.live()}
-                buckets.sort(key=lambda b: (is_gpu[id(b)], b.key))
-            found = _pack(buckets, need, ask)
+                on.sort(key=lambda x: (need.gpus == 0 and x[0].is_gpu, x[1].key))
+            found = _pack([b for _, b in on], need, ask)
             if isinstance(found, int):
                 group = shelf_set[0][1].group
                 most[group] = max(most[group], found)
@@ -185,7 +175,7 @@ def _rank(found: Nodes, shelf_set: Sequence[tuple[int, Shelf]], need: Need, ask:
         max(preferences[key] for key in used),
         len({accelerator for _, accelerator, _ in used}),
         -len(found) if ask.strategy == "spread" else len(found),
-        sum(node.bucket.total for node, _ in found if node.bucket),
+        sum(node.total for node, _ in found),
         sum(node.cpus for node, _ in found),
         shelf_set[0][1].key,
     )

@@ -24,7 +24,7 @@ from areal_sky.core.leases import Hold, Leases, left_on
 from areal_sky.core.placement import find, placement_on
 from areal_sky.core.queueing import OrderByService, OrderPolicy
 from areal_sky.core.quotas import Quotas
-from areal_sky.core.room import UNIT
+from areal_sky.core.room import UNIT, how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
 from areal_sky.core.shapes import Item, MayUse, Shape
 from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
@@ -51,11 +51,11 @@ class Preemption:
         self._pools = quotas.pools
         # Preemptible leases per shelf, a heap with the weakest first: (- standing, - submit number, counter, lease).
         # Leases that have ended, or stand otherwise now, are found out when they come up.
-        self._lines: dict[tuple[str, str, bool], list[tuple[float, int, int, Hold]]] = {}
+        self._lines: dict[Shelf, list[tuple[float, int, int, Hold]]] = {}
         self._watched = 0
         self._began_s = -inf
         self._round: list[Shape] = []  # shapes still to be searched for, the next last
-        self._weakest: dict[tuple[str, str, bool], list[Hold]] = {}  # in this round
+        self._weakest: dict[Shelf, list[Hold]] = {}  # in this round
         self._weighed = 0  # victims, in this decision
         self._choose = choose_weakest if isinstance(order, OrderByService) else choose
 
@@ -65,14 +65,10 @@ class Preemption:
         """A lease of a preemptible task has begun, or stands otherwise than before."""
         entry = lease.item.entry
         lease.standing = self._order.standing(entry, lease.item.key)
-        nodes, node_ids = self._index.nodes, lease.placement.node_ids
-        shelves = {node.shelf.key for n in dict.fromkeys(node_ids) if (node := nodes.get(n)) is not None}
-        for key in shelves:
-            line = self._lines.get(key)
-            if line is None:
-                line = self._lines[key] = []
-            self._watched += 1
-            heappush(line, (-lease.standing, -entry.number, self._watched, lease))
+        self._watched += 1
+        place = (-lease.standing, -entry.number, self._watched, lease)
+        for shelf in {site.node.shelf for site, _ in lease.parts if site.node is not None}:
+            heappush(self._lines.setdefault(shelf, []), place)
 
     # ---------------------------------------------------------------- the search
 
@@ -112,9 +108,8 @@ class Preemption:
                 b.capacity(shape.need) * len(b.members)
                 for b in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g))
             )
-            for n in rooms:
-                node = self._index.nodes[n]
-                elsewhere -= node.bucket.capacity(shape.need) if node.bucket else 0
+            nodes_now = (self._index.nodes[n] for n in rooms)
+            elsewhere -= sum(how_many(n.devices, n.cpus, n.memory, shape.need) for n in nodes_now)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)
@@ -151,12 +146,12 @@ class Preemption:
 
     def _weakest_on(self, shelf: Shelf, now_s: float) -> list[Hold]:
         """Leases that have run for their minimum time, weakest first: not all, but enough."""
-        found = self._weakest.get(shelf.key)
+        found = self._weakest.get(shelf)
         if found is not None:
             return found
         most = MOST_SCANNED if self._pools else MOST_VICTIMS
-        found = self._weakest[shelf.key] = []
-        line, seen = self._lines.get(shelf.key, []), dict[Hold, tuple[float, int, int, Hold]]()
+        found = self._weakest[shelf] = []
+        line, seen = self._lines.get(shelf, []), dict[Hold, tuple[float, int, int, Hold]]()
         running = self._leases.running
         while line and len(found) < most and len(seen) < MOST_SCANNED:
             first = heappop(line)

@@ -55,7 +55,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Need:
-    """A bundle in units: `whole` devices, or `part` of one; `gpus` is their sum. One object per bundle (`need_of`)."""
+    """A bundle in units: `whole` devices, or `part` of one; `gpus` is their sum. One object per bundle (`need_of`).
+
+    `amount` is what it takes of each of its devices, `share` the same as it was asked for.
+    """
 
     bundle: Bundle
     whole: int
@@ -63,7 +66,8 @@ class Need:
     gpus: int
     cpus: int
     memory: int
-    share: float  # of each device that it takes
+    amount: int
+    share: float
 
 
 def units(amount: float) -> int:
@@ -86,18 +90,18 @@ def need_of(bundle: Bundle) -> Need:
     if wrong:
         raise InvalidInput("\n".join(wrong))
     whole, part = (0, gpus) if gpus < UNIT else (gpus // UNIT, 0)
-    share = 1.0 if whole else bundle.gpus
-    return Need(bundle, whole, part, gpus, units(bundle.cpus), units(bundle.memory_gib), share)
+    amount, share = (UNIT, 1.0) if whole else (part, bundle.gpus)
+    return Need(bundle, whole, part, gpus, units(bundle.cpus), units(bundle.memory_gib), amount, share)
 
 
 # ---------------------------------------------------------------- the arithmetic, in units
 
 
-def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need) -> int:
-    """Like bundles that fit together into so much room."""
+def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need, whole: int | None = None) -> int:
+    """Like bundles that fit together into so much room. `whole`: untouched devices, where that is known already."""
     n = MOST_BUNDLES
     if need.whole:
-        n = sum(1 for d in devices if d >= UNIT) // need.whole
+        n = (sum([d >= UNIT for d in devices]) if whole is None else whole) // need.whole
     elif need.part:
         n = sum(d // need.part for d in devices if d > 0)
     if need.cpus:
@@ -107,26 +111,22 @@ def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need) -> int:
     return max(0, n)
 
 
-def choose_devices(devices: Sequence[int], need: Need) -> tuple[int, ...] | None:
-    """Indices of the devices that one bundle takes; fractions go to the fullest device that still has the share."""
-    if need.whole:
-        if need.whole == 1:
-            for i, free in enumerate(devices):
-                if free >= UNIT:
-                    return (i,)
+@lru_cache(maxsize=65536)
+def choose_devices(free: tuple[int, ...], need: Need, bundles: int = 1) -> tuple[tuple[DeviceShare, ...], ...] | None:
+    """Which devices each of so many bundles takes; None: too few are free.
+
+    Fractions go to the fullest device that still has the share.
+    """
+    left, found = list(free), list[tuple[DeviceShare, ...]]()
+    for _ in range(bundles):
+        chosen = [i for i, amount in enumerate(left) if amount >= need.amount] if need.gpus else []
+        chosen = [min(chosen, key=left.__getitem__)] if need.part and chosen else chosen[: need.whole]
+        if len(chosen) * need.amount < need.gpus:
             return None
-        found = [i for i, free in enumerate(devices) if free >= UNIT][: need.whole]
-        return tuple(found) if len(found) == need.whole else None
-    if need.part:
-        fitting = [(free, i) for i, free in enumerate(devices) if free >= need.part]
-        return (min(fitting)[1],) if fitting else None
-    return ()
-
-
-def subtract(devices: list[int], chosen: Sequence[int], need: Need) -> None:
-    taken = UNIT if need.whole else need.part
-    for i in chosen:
-        devices[i] -= taken
+        for i in chosen:
+            left[i] -= need.amount
+        found.append(tuple([(i, need.share) for i in chosen]))
+    return tuple(found)
 
 
 def take_foreign(devices: list[int], gpus: int) -> None:
@@ -203,11 +203,10 @@ def take(room: NodeRoom, bundle: Bundle) -> tuple[NodeRoom, tuple[DeviceShare, .
     """The room left after one bundle and the devices it takes, or None when it does not fit."""
     need = need_of(bundle)
     devices = [units(g) for g in room.gpus]
-    chosen = choose_devices(devices, need)
+    chosen = choose_devices(tuple(devices), need)
     if chosen is None or need.cpus > units(room.cpus) or need.memory > units(room.memory_gib):
         return None
-    shares = tuple((i, need.share) for i in chosen)
-    return _less(room, bundle, shares), shares
+    return _less(room, bundle, chosen[0]), chosen[0]
 
 
 def bundles_on(room: NodeRoom, bundle: Bundle, limit: int) -> int:

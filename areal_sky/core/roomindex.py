@@ -1,7 +1,8 @@
 """The free room of many nodes, ordered so that the tightest fit is found without looking at every node.
 
 Nodes of one group, with the same accelerator, stand on one shelf. On a shelf, nodes with exactly the same free room are
-one bucket; buckets are sorted by free GPUs, then CPUs. A change of one node moves it from one bucket to another.
+one bucket; buckets are sorted by free GPUs, then CPUs. A change of one node moves it from one bucket to another. Most
+nodes change twice, as one task ends and another starts, before anybody looks for nodes: they are sorted in only then.
 
 A node may be guarded: then it is only given to those whom the guard's name admits (reserved for another, or lent).
 """
@@ -11,24 +12,33 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from areal_sky.core.fragmentation import UsualAsk
-from areal_sky.core.gangs import Ask, accelerator_matches
+from areal_sky.core.gangs import Ask, DeviceShare, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
-from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, subtract, units
+from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, units
 from areal_sky.errors import InvalidInput
 
 Allow = Callable[[str], bool]  # whether who asks may use nodes with that guard
 Order = tuple[str, str]  # (name, node id): which of equal nodes goes first
-_EMPTY_BUCKETS = 4096  # kept per shelf for what they remember
+
+
+Free = tuple[int, int, int, tuple[int, ...], str]  # (whole devices, CPUs, memory, devices, guard) of a node at one time
 
 
 class Node:
-    """One node's free room now, in units. Changed by RoomIndex only."""
+    """One node's free room now, in units.
 
-    __slots__ = ("bucket", "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf")
+    `total` is the sum over all devices, `whole` counts untouched ones. `stands_in`: the bucket where it has been sorted
+    in last.
+    """
+
+    __slots__ = (
+        "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "stands_in", "total", "whole",
+    )  # fmt: skip
 
     def __init__(self, room: NodeRoom, shelf: Shelf):
         self.node_id = room.node_id
@@ -36,32 +46,51 @@ class Node:
         self.shelf = shelf
         self.market = room.market
         self.guard = ""
-        self.devices: list[int] = []
-        self.cpus = 0
-        self.memory = 0
-        self.bucket: Bucket | None = None
+        self.stands_in: Bucket | None = None
+        self.set_free([units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
+
+    def set_free(self, devices: Sequence[int], cpus: int, memory: int) -> None:
+        """What is below nothing counts as nothing."""
+        self.devices = [max(0, d) for d in devices]
+        self.cpus, self.memory = max(0, cpus), max(0, memory)
+        self.total = sum(self.devices)
+        self.whole = sum([d >= UNIT for d in self.devices])
+        self.shelf.changed[self] = None
+
+    def change(self, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
+        """Bundles, with the devices of each, are taken from it (`sign` -1) or given back to it (1)."""
+        n, amount, devices = sign * len(bundles), sign * need.amount, self.devices
+        for shares in bundles:
+            for i, _ in shares:
+                devices[i] += amount
+        self.whole += n * need.whole
+        if need.part:
+            self.whole = sum([d >= UNIT for d in devices])
+        self.total += n * need.gpus
+        self.cpus += n * need.cpus
+        self.memory += n * need.memory
+        self.shelf.changed[self] = None
+
+    def free(self) -> Free:
+        return self.whole, self.cpus, self.memory, tuple(self.devices), self.guard
 
 
 class Bucket:
     """The nodes with exactly this free room. `total` is that of all devices, `whole` counts untouched ones."""
 
     __slots__ = (
-        "capacities", "cpus", "devices", "guard", "heap", "key", "known", "less", "market", "members", "memory", "more",
-        "partial", "total", "whole",
+        "capacities", "cpus", "devices", "guard", "heap", "key", "market", "members", "memory", "partial", "row",
+        "total", "whole",
     )  # fmt: skip
 
     def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str]):
         self.key = key
         self.total, self.cpus, self.memory, self.devices, self.market, self.guard = key
-        self.whole = sum(1 for d in self.devices if d >= UNIT)
-        self.partial = max((d for d in self.devices if d < UNIT), default=0)
+        self.whole, self.partial = _whole_and_part(self.devices)
+        self.row = (*key[1:], self)  # how it stands among those with the same total
         self.members: dict[Order, Node] = {}
         self.heap: list[Order] | None = None  # built when it is first asked for
         self.capacities: dict[Need, int] = {}
-        # Where a node goes that takes one such bundle, or gives back one of whole devices.
-        self.less: dict[Need, Bucket] = {}
-        self.more: dict[Need, Bucket] = {}
-        self.known = 0  # core/waiting.py: as of which change of its line nobody could use such a node
 
     def capacity(self, need: Need) -> int:
         """Like bundles that fit together on one of its nodes."""
@@ -69,15 +98,6 @@ class Bucket:
         if n is None:
             n = self.capacities[need] = how_many(self.devices, self.cpus, self.memory, need)
         return n
-
-    def holds(self, need: Need) -> bool:
-        """Whether its nodes take at least one such bundle."""
-        return (
-            self.whole >= need.whole
-            and self.cpus >= need.cpus
-            and self.memory >= need.memory
-            and (not need.part or (bool(self.devices) and self.devices[0] >= need.part))
-        )
 
     def first(self, n: int = 1) -> list[Node]:
         """Its first `n` nodes by order, fewer where it has fewer."""
@@ -104,72 +124,73 @@ class Shelf:
         self.key = (group, accelerator, is_gpu)
         self.buckets: dict[tuple[int, int, int, tuple[int, ...], str, str], Bucket] = {}
         self.line: Any = None  # core/waiting.py: who may use its nodes
-        self._most = _EMPTY_BUCKETS
+        self.nodes = 0  # how many it has
+        # Nodes to be sorted in before anybody looks for nodes; those apart of which no GPU is free and was none before.
+        self.changed: dict[Node, None] = {}
+        self._full: dict[Node, None] = {}
         self._totals: list[int] = []
         self._rows: dict[int, list[tuple[int, int, tuple[int, ...], str, str, Bucket]]] = {}
 
-    @property
-    def nodes(self) -> bool:
-        """Whether it has any."""
-        return bool(self._totals)
+    def drop(self, node: Node) -> None:
+        """Off the shelf."""
+        self.nodes -= 1
+        self.changed.pop(node, None)
+        self._full.pop(node, None)
+        if node.stands_in is not None:
+            self._take_out(node, node.stands_in)
 
-    def bucket_of(self, node: Node) -> Bucket:
-        """The one for its room as it is now."""
-        devices = tuple(sorted(node.devices, reverse=True))
-        key = (sum(devices), node.cpus, node.memory, devices, node.market, node.guard)
-        bucket = self.buckets.get(key)
-        if bucket is None:
-            if len(self.buckets) > self._most:
-                self._forget_empty()
-            bucket = self.buckets[key] = Bucket(key)
-        return bucket
+    def _sort_in(self, gpus: int) -> None:
+        """All that has changed, as far as it matters to who looks for nodes with so much of GPUs free."""
+        buckets = self.buckets
+        if not gpus and self._full:
+            self.changed.update(self._full)
+            self._full.clear()
+        for node in self.changed:
+            if gpus and not node.total and node.stands_in is not None and not node.stands_in.total:
+                self._full[node] = None
+                continue
+            devices = tuple(sorted(node.devices, reverse=True))
+            key = (node.total, node.cpus, node.memory, devices, node.market, node.guard)
+            new, old = buckets.get(key), node.stands_in
+            if new is None:
+                new = buckets[key] = Bucket(key)
+                row = self._rows.get(new.total)
+                if row is None:
+                    row = self._rows[new.total] = []
+                    insort(self._totals, new.total)
+                insort(row, new.row)
+            elif new is old:
+                continue
+            new.members[node.order] = node
+            if new.heap is not None:
+                heappush(new.heap, node.order)
+            if old is not None:
+                self._take_out(node, old)
+            node.stands_in = new
+        self.changed.clear()
 
-    def move(self, node: Node, bucket: Bucket | None) -> None:
-        """Into that bucket; None: off the shelf."""
-        old, order = node.bucket, node.order
-        if old is not None:
-            del old.members[order]
-            if not old.members:
-                old.heap = None
-                row = self._rows[old.total]
-                del row[bisect_left(row, old.key[1:])]
-                if not row:
-                    del self._rows[old.total]
-                    del self._totals[bisect_left(self._totals, old.total)]
-        node.bucket = bucket
-        if bucket is None:
-            return
+    def _take_out(self, node: Node, bucket: Bucket) -> None:
+        del bucket.members[node.order]
         if not bucket.members:
-            row = self._rows.get(bucket.total)
-            if row is None:
-                row = self._rows[bucket.total] = []
-                insort(self._totals, bucket.total)
-            insort(row, (*bucket.key[1:], bucket))
-        bucket.members[order] = node
-        if bucket.heap is not None:
-            heappush(bucket.heap, order)
-
-    def _forget_empty(self) -> None:
-        """Buckets without nodes are kept for what they remember, but not all for ever."""
-        self.buckets = {key: b for key, b in self.buckets.items() if b.members}
-        for bucket in self.buckets.values():
-            bucket.less.clear()
-            bucket.more.clear()
-        self._most = 2 * len(self.buckets) + _EMPTY_BUCKETS
+            del self.buckets[bucket.key]
+            row = self._rows[bucket.total]
+            del row[bisect_left(row, bucket.row)]
+            if not row:
+                del self._rows[bucket.total]
+                del self._totals[bisect_left(self._totals, bucket.total)]
 
     def freest(self, n: int) -> list[Node]:
         """The `n` nodes with the most free GPUs, then CPUs."""
         found: list[Node] = []
-        for total in reversed(self._totals):
-            for row in reversed(self._rows[total]):
-                found += row[5].first(n - len(found))
-                if len(found) >= n:
-                    return found
+        for gpus in (1, 0):
+            self._sort_in(gpus)
+            found.clear()
+            for total in reversed(self._totals[bisect_left(self._totals, gpus) :]):
+                for row in reversed(self._rows[total]):
+                    found += row[5].first(n - len(found))
+                    if len(found) >= n:
+                        return found
         return found
-
-    def live(self) -> Iterator[Bucket]:
-        """Buckets that have nodes."""
-        return (b for b in self.buckets.values() if b.members)
 
     def fitting(self, need: Need, market: str | None, allow: Allow | None) -> Iterator[Bucket]:
         """Buckets whose nodes take at least one such bundle, tightest first.
@@ -177,6 +198,7 @@ class Shelf:
         Tight: few free GPUs, then few CPUs, then little memory; for a share of a GPU first of all those nodes that
         need not break a whole device for it.
         """
+        self._sort_in(need.gpus)
         breaking: list[Bucket] = []
         for total in self._totals[bisect_left(self._totals, need.gpus) :]:
             row = self._rows[total]
@@ -198,7 +220,7 @@ class Shelf:
 
 
 class RoomIndex:
-    """See the module. `rooms` may be changed later by `put`, `drop`, `take` and `give`."""
+    """See the module. `rooms` may be changed later by `put` and `drop`, and its nodes."""
 
     def __init__(self, rooms: Iterable[NodeRoom] = ()):
         self.usual = UsualAsk()
@@ -222,7 +244,7 @@ class RoomIndex:
             self._eligible.clear()
             self.version += 1
         node = self.nodes[room.node_id] = Node(room, shelf)
-        self.set_free(node, [units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
+        shelf.nodes += 1
         return node
 
     def rooms(self) -> list[NodeRoom]:
@@ -233,49 +255,14 @@ class RoomIndex:
         node = self.nodes.pop(node_id, None)
         if node is not None:
             self.guarded -= bool(node.guard)
-            node.shelf.move(node, None)
-
-    def set_free(self, node: Node, devices: Sequence[int], cpus: int, memory: int) -> None:
-        """Its free room from now on; what is below nothing counts as nothing."""
-        node.devices = [max(0, d) for d in devices]
-        node.cpus, node.memory = max(0, cpus), max(0, memory)
-        node.shelf.move(node, node.shelf.bucket_of(node))
+            node.shelf.drop(node)
 
     def set_guard(self, node: Node, guard: str) -> None:
         """Empty: anybody may have it."""
         if node.guard != guard:
             self.guarded += bool(guard) - bool(node.guard)
             node.guard = guard
-            node.shelf.move(node, node.shelf.bucket_of(node))
-
-    def take(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
-        """Of so many bundles, all their devices listed. Who asks has seen that they are free."""
-        subtract(node.devices, devices, need)
-        node.cpus -= bundles * need.cpus
-        node.memory -= bundles * need.memory
-        shelf, old = node.shelf, node.bucket
-        new = old.less.get(need) if bundles == 1 and old is not None else None
-        if new is None:
-            new = shelf.bucket_of(node)
-            if bundles == 1 and old is not None:
-                old.less[need] = new
-        shelf.move(node, new)
-
-    def give(self, node: Node, need: Need, devices: Sequence[int], bundles: int = 1) -> None:
-        """Takes `take` back."""
-        back = UNIT if need.whole else need.part
-        for i in devices:
-            node.devices[i] += back
-        node.cpus += bundles * need.cpus
-        node.memory += bundles * need.memory
-        shelf, old = node.shelf, node.bucket
-        simple = bundles == 1 and not need.part and old is not None
-        new = old.more.get(need) if simple and old is not None else None
-        if new is None:
-            new = shelf.bucket_of(node)
-            if simple and old is not None:
-                old.more[need] = new
-        shelf.move(node, new)
+            node.shelf.changed[node] = None
 
     def eligible(self, ask: Ask) -> tuple[tuple[int, Shelf], ...]:
         """(preference, shelf) of all shelves that the gang may use, whatever is free there; 0 is preferred most."""
@@ -291,6 +278,11 @@ class RoomIndex:
         return found
 
 
+def same_room(a: Free, b: Free) -> bool:
+    """Whichever devices are free."""
+    return (*a[:3], a[4], sorted(a[3])) == (*b[:3], b[4], sorted(b[3]))
+
+
 def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> NodeRoom:
     """The node with so much free."""
     shelf = node.shelf
@@ -298,6 +290,12 @@ def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> Nod
         node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
         max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _whole_and_part(devices: tuple[int, ...]) -> tuple[int, int]:
+    """(untouched devices, the most that is free of one that is not)."""
+    return sum(1 for d in devices if d >= UNIT), max((d for d in devices if d < UNIT), default=0)
 
 
 def _may_use(ask: Ask, shelf: Shelf) -> bool:

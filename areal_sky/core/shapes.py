@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop
 
@@ -31,6 +32,7 @@ class Item:
 
 MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
+Place = tuple[float, int, int, int, "Shape"]  # (key, submit number, CPUs, memory, shape): what is compared at once
 
 
 class Shape:
@@ -38,7 +40,8 @@ class Shape:
 
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "pool", "preemptible", "ready", "short", "size",
+        "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
+        "stands_at",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -47,6 +50,7 @@ class Shape:
         self.is_gang = entry.ask.count > 1
         self.key = key
         self.need = need_of(entry.ask.bundle)
+        self.picky = bool(entry.ask.nodes) or entry.ask.market is not None
         self.least = entry.least
         self.pool = entry.pool
         self.preemptible = entry.preemptible
@@ -57,6 +61,9 @@ class Shape:
         self.first: First | None = None
         self.size = 0
         self.lines: list[Line] = []
+        self.stands_at: tuple[int, int] | None = None  # its level in all its lines
+        self.orders: list[list[Place]] = []  # of that level in each of them
+        self.place: Place | None = None  # there, while it has a first task
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
@@ -73,6 +80,8 @@ class Shape:
     def find_first(self) -> First | None:
         """Past all that wait no longer."""
         ready, heap = self.ready, self.heap
+        if not heap and len(ready) == self.size:
+            return ready[-1] if ready else None  # the usual case: none of them has left from the middle
         while ready and not self.holds(ready[-1]):
             ready.pop()
         while heap and not self.holds(heap[0]):
@@ -84,8 +93,16 @@ class Shape:
             return ready[-1]
         return heap[0] if heap else None
 
+    def level(self) -> tuple[int, int]:
+        """(whole devices, part of one) that a node has free which it is worth looking at for it.
+
+        That is what one bundle needs, and all bundles that it misses for a gang that has been looked at in vain.
+        """
+        missed = self.short if self.is_gang and not self.open else 1
+        return self.need.whole * missed, self.need.part
+
     def may_use(self, node: Node) -> bool:
-        """Whether the node is one of those that it names."""
+        """Whether the node is one of those that it names; for those that are picky."""
         ask = self.ask
         if ask.market is not None and ask.market != node.market:
             return False
@@ -93,13 +110,21 @@ class Shape:
 
 
 class Line:
-    """The shapes that may use the nodes of one shelf, the shape with the first task first."""
+    """The shapes that may use the nodes of one shelf, by level, the shape with the first task of a level first.
 
-    __slots__ = ("changes", "gangs", "least_gpus", "order")
+    What needs more than a node has free is often the oldest that waits: it need not be passed where it is of no use.
+    """
+
+    __slots__ = ("gangs", "least_gpus", "levels")
 
     def __init__(self) -> None:
-        # (key, submit number, whole devices, part of one, CPUs, memory, shape): what is compared at once stands at once
-        self.order: list[tuple[float, int, int, int, int, int, Shape]] = []
+        self.levels: list[tuple[int, int, list[Place]]] = []  # (whole devices, part of one, their places)
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
-        self.changes = 0  # another number with every shape that comes
         self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
+
+    def order_of(self, level: tuple[int, int]) -> list[Place]:
+        """The places of the shapes on that level."""
+        i = bisect_left(self.levels, level)
+        if i == len(self.levels) or self.levels[i][:2] != level:
+            self.levels.insert(i, (*level, []))
+        return self.levels[i][2]

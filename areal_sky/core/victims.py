@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from areal_sky.core.leases import Hold
-from areal_sky.core.room import UNIT, Need, how_many
+from areal_sky.core.room import Need, how_many
 
 # Rollout and eval can be done again; a reward model holds them up; training loses the most.
 ROLES: Mapping[str, int] = {"eval": 0, "rollout": 0, "reward": 1, "driver": 2, "train": 2}
@@ -103,7 +103,7 @@ def freed(room: Room, node_id: str, units: Sequence[Unit]) -> Room:
         if not unit.ends and unit.lease in whole:
             continue
         need, placement = unit.lease.need, unit.lease.placement
-        amount = UNIT if need.whole else need.part
+        amount = need.amount
         for rank in unit.ranks or range(len(placement.node_ids)):
             if placement.node_ids[rank] == node_id:
                 for i, _ in placement.devices[rank]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
-from areal_sky.core.roomindex import Bucket, Node, RoomIndex
-from areal_sky.core.shapes import First, Item, Line, MayUse, Shape
+from areal_sky.core.room import UNIT, how_many
+from areal_sky.core.roomindex import Free, Node, RoomIndex, same_room
+from areal_sky.core.shapes import First, Item, Line, MayUse, Place, Shape
 
 
 class Change:
@@ -22,22 +23,24 @@ class Change:
 
     __slots__ = ("before", "seen")
 
-    def __init__(self, before: Bucket | None):
+    def __init__(self, before: Free | None):
         self.before = before
-        self.seen: dict[Shape, Bucket] | None = None
+        self.seen: dict[Shape, Free] | None = None
 
-    def gain(self, bucket: Bucket, shape: Shape, may_use: MayUse) -> int:
+    def gain(self, node: Node, shape: Shape, may_use: MayUse) -> int:
         """Bundles that fit on the node now and did not when the gang was looked at last; may be below 0.
 
         Where guards have come or gone it is rather too many than too few.
         """
-        before, guard = self.before, bucket.guard
+        before, guard, need = self.before, node.guard, shape.need
         if self.seen is not None:
             before = self.seen.get(shape, before)
         if guard and not may_use(shape, guard):
             return 0
-        had = before is not None and (not before.guard or before.guard == guard)
-        return bucket.capacity(shape.need) - (before.capacity(shape.need) if had and before is not None else 0)
+        now = how_many(node.devices, node.cpus, node.memory, need, node.whole)
+        if before is None or before[4] not in ("", guard):
+            return now
+        return now - how_many(before[3], before[1], before[2], need, before[0])
 
 
 class WaitingTasks:
@@ -45,23 +48,19 @@ class WaitingTasks:
 
     def __init__(self, index: RoomIndex):
         self._index = index
-        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self.shapes: dict[tuple[object, ...], Shape] = {}
         self._lines: dict[tuple[str, str, bool], Line] = {}
         self._index_version = -1
         self._shapes_so_far = 0
-        self._stands = 0
-        self._open: list[tuple[float, int, Shape]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._shapes)
+        self.open: list[tuple[float, int, Shape]] = []
 
     def in_order(self) -> list[Shape]:
         """All shapes, that of the first task first."""
-        return sorted(self._shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
+        return sorted(self.shapes.values(), key=lambda s: s.first[:2] if s.first else (0.0, 0))
 
     def items(self) -> list[Item]:
         """All tasks, next first."""
-        entries = ((x, shape) for shape in self._shapes.values() for x in (*shape.ready, *shape.heap))
+        entries = ((x, shape) for shape in self.shapes.values() for x in (*shape.ready, *shape.heap))
         items = {x[2]: None for x, shape in entries if shape.holds(x)}
         return sorted(items, key=lambda i: (i.key, i.entry.number))
 
@@ -78,10 +77,10 @@ class WaitingTasks:
         entry = item.entry
         longest_s = None if entry.estimate_s is None else _round_up(max(0.0, entry.estimate_s - item.served_s))
         key = (entry.ask, entry.least, entry.pool, entry.preemptible, longest_s)
-        shape = self._shapes.get(key)
+        shape = self.shapes.get(key)
         if shape is None:
             self._shapes_so_far += 1
-            shape = self._shapes[key] = Shape(entry, key, longest_s, self._shapes_so_far)
+            shape = self.shapes[key] = Shape(entry, key, longest_s, self._shapes_so_far)
             self._stand(shape)
         item.shape = shape
         shape.size += 1
@@ -99,10 +98,12 @@ class WaitingTasks:
         if not shape.size:
             shape.ready, shape.heap = [], []
             self._sort_in(shape)
-            del self._shapes[shape.key]
+            del self.shapes[shape.key]
             for line in shape.lines:
                 _leave_gangs(line, shape)
         elif shape.first is not None and shape.first[2] is item:
+            if shape.ready and shape.ready[-1] is shape.first:
+                shape.ready.pop()
             self._sort_in(shape)
         elif len(shape.heap) + len(shape.ready) > 2 * shape.size + 64:
             shape.ready, shape.heap = [], [x for x in (*shape.ready, *shape.heap) if shape.holds(x)]
@@ -121,8 +122,9 @@ class WaitingTasks:
     def open_shape(self, shape: Shape) -> None:
         """It has to be looked at again."""
         shape.open = True
+        self._sort_into_lines(shape)
         if shape.first is not None:
-            heappush(self._open, (shape.first[0], shape.first[1], shape))
+            heappush(self.open, (shape.first[0], shape.first[1], shape))
 
     def close_shape(self, shape: Shape, fit: dict[str, int], changes: dict[Node, Change]) -> None:
         """It does not fit: only so many bundles do in each node group, with the nodes as they are."""
@@ -130,15 +132,16 @@ class WaitingTasks:
         if shape.is_gang:
             shape.missing = {group: shape.least - n for group, n in fit.items()}
             shape.short = min(shape.missing.values(), default=shape.least)
+            self._sort_into_lines(shape)
             for node, change in changes.items():
-                if node.bucket is not None and node.shelf.group in fit:
+                if node.shelf.group in fit:
                     if change.seen is None:
                         change.seen = {}
-                    change.seen[shape] = node.bucket
+                    change.seen[shape] = node.free()
 
     def next_open(self) -> First | None:
         """The first task of all open shapes."""
-        heap = self._open
+        heap = self.open
         while heap:
             _, number, shape = heap[0]
             first = shape.first
@@ -157,75 +160,72 @@ class WaitingTasks:
         A task of one bundle fits on it. A gang has to be looked at: it fits on the node, or may fit on several, since
         this one now takes as many bundles more as the gang missed.
         """
-        bucket = node.bucket
-        if bucket is None:
+        line = node.shelf.line
+        if node.total < line.least_gpus:
             return None
-        line = self._line(node)
-        if bucket.known == line.changes > 0 or bucket.total < line.least_gpus:
-            return None
-        whole, cpus, memory = bucket.whole, bucket.cpus, bucket.memory
-        top = bucket.devices[0] if bucket.devices else 0
-        group, guard = node.shelf.group, bucket.guard
-        useless = after is None
-        order = line.order
-        if after is not None:
-            order = order[bisect_left(order, after[:2]) :]
-        for _, _, its_whole, its_part, its_cpus, its_memory, shape in order:
-            if its_whole > whole or its_cpus > cpus or its_memory > memory or its_part > top:
+        whole, cpus, memory, guard, group = node.whole, node.cpus, node.memory, node.guard, node.shelf.group
+        top = UNIT if whole else max(node.devices, default=0)
+        best: Place | None = None
+        for its_whole, its_part, order in line.levels:
+            if its_whole > whole:
+                break
+            if its_part > top:
                 continue
-            useless = False
-            if shape.is_gang and not shape.open:
-                if its_whole and whole // its_whole < shape.short:
+            for place in order if after is None else order[bisect_left(order, after[:2]) :]:
+                if best is not None and best < place:
+                    break
+                _, _, its_cpus, its_memory, shape = place
+                if its_cpus > cpus or its_memory > memory:
                     continue
-                if change.gain(bucket, shape, may_use) < shape.missing.get(group, shape.least):
+                if not shape.open and shape.is_gang:  # it fits on several nodes only if this one has what it misses
+                    missing = shape.missing.get(group, shape.least)
+                    if change.gain(node, shape, may_use) < missing:
+                        continue
+                if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
                     continue
-            if shape.barred or (guard and not may_use(shape, guard)) or not shape.may_use(node):
-                continue
-            return shape.first
-        if useless:
-            bucket.known = line.changes
-        return None
+                best = place
+                break
+        return None if best is None else best[4].first
 
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
-        bucket, before = node.bucket, change.before
-        if bucket is None or bucket is before:
+        before = change.before
+        if before is not None and before[1] == node.cpus and same_room(before, node.free()):
             return
         group = node.shelf.group
-        most = max(bucket.whole, before.whole if before else 0)
-        for whole, _, shape in self._line(node).gangs:
+        most = max(node.whole, before[0] if before else 0)
+        for whole, _, shape in node.shelf.line.gangs:
             if whole > most:
                 return
             if shape.open:
                 continue
-            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(bucket, shape, may_use)
-            if missing < shape.short:
-                shape.short = missing
+            missing = shape.missing[group] = shape.missing.get(group, shape.least) - change.gain(node, shape, may_use)
             if missing <= 0:
                 self.open_shape(shape)
+            elif missing < shape.short:
+                shape.short = missing
+                self._sort_into_lines(shape)
 
-    # ---------------------------------------------------------------- how
-
-    def _line(self, node: Node) -> Line:
+    def renew_lines(self) -> None:
+        """To be told before nodes are looked at: there may be shelves that have no line yet."""
         if self._index.version != self._index_version:
             self._index_version = self._index.version
             self._lines = {}
-            for shape in self._shapes.values():
+            for shape in self.shapes.values():
                 self._stand(shape)
-                self._sort_into_lines(shape, None)
+                self._sort_into_lines(shape)
             for shelf in self._index.shelves.values():
                 shelf.line = self._lines.get(shelf.key) or Line()
-        return node.shelf.line
+
+    # ---------------------------------------------------------------- how
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
-        shape.lines = []
+        shape.lines, shape.stands_at, shape.place = [], None, None
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
                 line = shelf.line = self._lines[shelf.key] = Line()
-            self._stands += 1
-            line.changes = self._stands
             line.least_gpus = min(line.least_gpus, shape.need.gpus)
             shape.lines.append(line)
             if shape.is_gang:
@@ -239,17 +239,33 @@ class WaitingTasks:
         shape.first = first
         if self._index.guarded and old is not None and first is not None and first < old:
             shape.open = True  # who goes further ahead may have nodes that were kept for others
-        self._sort_into_lines(shape, old)
+        self._sort_into_lines(shape)
         if first is not None and shape.open:
-            heappush(self._open, (first[0], first[1], shape))
+            heappush(self.open, (first[0], first[1], shape))
 
-    def _sort_into_lines(self, shape: Shape, old: First | None) -> None:
-        first, need = shape.first, shape.need
-        for line in shape.lines:
+    def _sort_into_lines(self, shape: Shape) -> None:
+        old, first = shape.place, shape.first
+        level = shape.level() if shape.is_gang or shape.stands_at is None else shape.stands_at
+        if level != shape.stands_at:
             if old is not None:
-                del line.order[bisect_left(line.order, old[:2])]
-            if first is not None:
-                insort(line.order, (first[0], first[1], need.whole, need.part, need.cpus, need.memory, shape))
+                for order in shape.orders:
+                    del order[bisect_left(order, old)]
+            old, shape.stands_at = None, level
+            shape.orders = [line.order_of(level) for line in shape.lines]
+        new = shape.place = None if first is None else (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
+        for order in shape.orders:
+            if old is None:
+                if new is not None:
+                    insort(order, new)
+                continue
+            i = bisect_left(order, old)
+            if new is None:
+                del order[i]
+            elif old < new and (i + 1 == len(order) or new < order[i + 1]):
+                order[i] = new  # most often: the next task of the shape comes before those of all others, too
+            else:
+                del order[i]
+                insort(order, new)
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:
