@@ -288,6 +288,8 @@ class Admission:
                     out.append(self._loans.restored(task_id))
                 else:
                     self._forget_loan(task_id)
+            elif free and self._pools and self._quotas.pools.is_over_limit(claim.item.entry.pool):
+                pass  # its room is there, but those of its pool who go for it have not gone yet
             elif free:
                 self._leases.unclaim(task_id)
                 claim.since_s = claim.checkpoint_s = self._now_s

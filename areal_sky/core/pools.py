@@ -2,8 +2,9 @@
 
 A pool may use idle GPUs beyond its guarantee up to `max_gpus` (it borrows them). A task of a pool within its guarantee
 takes borrowed GPUs back by preemption, whatever the ranks; nobody of another pool preempts work within a guarantee.
-What cannot be preempted cannot be taken back, so such a task borrows only what nobody is guaranteed. Tasks of no pool
-have no guarantee and no limit.
+In a pool at its limit a task takes the place of the pool's own preemptible ones of lower rank. What cannot be preempted
+cannot be taken back, so such a task borrows only what nobody is guaranteed. Tasks of no pool have no guarantee and no
+limit.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ class Pools:
                 limit = common
                 why = f"it cannot be preempted, so it may not borrow the {promised:g} GPUs promised to other pools"
         return limit + EPS, why
+
+    def is_over_limit(self, name: str | None) -> bool:
+        """Whether the pool uses more than it may have, as it does while one of its tasks waits for others to end."""
+        pool = self._pools.get(name) if name is not None else None
+        return pool is not None and self.used(name) > pool.limit + EPS
 
     def within_guarantee(self, name: str | None, gpus: float = 0.0) -> bool:
         """Whether the pool with so many GPUs more would still be within what it is guaranteed."""

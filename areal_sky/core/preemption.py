@@ -27,7 +27,7 @@ from areal_sky.core.quotas import Quotas
 from areal_sky.core.room import UNIT, how_many
 from areal_sky.core.roomindex import Node, RoomIndex, Shelf, room_with
 from areal_sky.core.shapes import Item, MayUse, Shape
-from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed
+from areal_sky.core.victims import Room, Unit, choose, choose_weakest, cost, freed, with_more
 from areal_sky.core.waiting import WaitingTasks
 
 SEARCH_EVERY_S = 1.0
@@ -83,7 +83,7 @@ class Preemption:
         self._weighed = 0
         while self._round and self._weighed < MOST_VICTIMS:
             shape = self._round[-1]
-            may = shape.first is not None and not shape.open and not shape.barred
+            may = shape.first is not None and (not shape.open or shape.barred)
             if not may or not self._claim_for(shape, now_s, may_use, out):
                 self._round.pop()
         return out
@@ -91,12 +91,14 @@ class Preemption:
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
         item = shape.first[2]
-        allowed = self._quotas.allowed(shape)
-        if allowed < shape.least:
-            return False
+        allowed, lacks_gpus = self._quotas.allowed(shape), self._quotas.lacks_gpus(shape)
+        if lacks_gpus:
+            allowed = shape.least
+            if any(claim.item.entry.pool == shape.pool for claim in self._leases.claims.values()):
+                return False  # what is on its way out for that one is not known to be enough for two
         best: tuple[tuple[Cost, ShelfKey], Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
-            victims = list(self._victims(shape, item, shelf, now_s))
+            victims = list(self._victims(shape, item, shelf, now_s, own=lacks_gpus > 0))
             if not victims:
                 continue
             self._weighed += len(victims)
@@ -111,6 +113,8 @@ class Preemption:
             nodes_now = (self._index.nodes[n] for n in rooms)
             elsewhere -= sum(how_many(n.devices, n.cpus, n.memory, shape.need) for n in nodes_now)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
+            if found is not None and lacks_gpus:
+                found = with_more(found, units, lacks_gpus * UNIT)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)
         if best is None:
@@ -125,13 +129,15 @@ class Preemption:
         out += self._told(found, item, now_s)
         return True
 
-    def _victims(self, shape: Shape, item: Item, shelf: Shelf, now_s: float) -> Iterator[Hold]:
-        """Leases on that shelf that the task may end, weakest first."""
+    def _victims(self, shape: Shape, item: Item, shelf: Shelf, now_s: float, *, own: bool) -> Iterator[Hold]:
+        """Leases on that shelf that the task may end, weakest first. `own`: of its own pool alone."""
         gpus = shape.need.gpus / UNIT * shape.least
         n = 0
         for lease in self._weakest_on(shelf, now_s):
             entry = lease.item.entry
             if lease.ending or self._leases.running.get(entry.task_id) is not lease:
+                continue
+            if own and entry.pool != shape.pool:
                 continue
             may = self._pools.may_take(shape.pool, gpus, entry.pool) if self._pools else None
             if may is None:

@@ -39,10 +39,18 @@ class Quotas:
             self._barred[shape] = None
         return count
 
+    def lacks_gpus(self, shape: Shape) -> float:
+        """GPUs of which its pool must have fewer before such a task may start; 0: none."""
+        if not self.pools:
+            return 0.0
+        allowed, _ = self.pools.allowed(shape.pool, shape.preemptible)
+        return max(0.0, shape.ask.bundle.gpus * shape.least - allowed)
+
     def lift_bars(self) -> None:
-        """Look again at all that is barred."""
+        """Look again at all that is barred, and at claims that waited until their pool uses less."""
         if not self.pools or not self.changed:
             return
+        self._leases.claims_to_check.update(self._leases.claims)
         self.changed = False
         rooms = (site.room for site in self._leases.sites.values())
         self.pools.cluster_gpus = sum(room.free_gpus for room in rooms if room is not None)

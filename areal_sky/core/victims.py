@@ -95,6 +95,17 @@ def choose_weakest(
     return _greedily(need, count - elsewhere, rooms, units, weakest=True)
 
 
+def with_more(chosen: Sequence[Unit], units: Sequence[Unit], gpus: float) -> list[Unit] | None:
+    """Those chosen and as many more as give up so much of GPUs together; None where all of them do not."""
+    more = list(chosen)
+    for unit in sorted(units, key=_least_lost_first):
+        if _gpus(more) >= gpus:
+            break
+        if unit not in more:
+            more.append(unit)
+    return more if _gpus(more) >= gpus else None
+
+
 def freed(room: Room, node_id: str, units: Sequence[Unit]) -> Room:
     """The room of that node once the units are gone."""
     devices, cpus, memory = list(room[0]), room[1], room[2]
@@ -115,6 +126,12 @@ def freed(room: Room, node_id: str, units: Sequence[Unit]) -> Room:
 
 
 # ---------------------------------------------------------------- how
+
+
+def _gpus(units: Sequence[Unit]) -> int:
+    whole = {u.lease for u in units if u.ends}
+    ranks = sum(len(u.ranks) * u.lease.need.gpus for u in units if u.lease not in whole)
+    return ranks + sum(len(h.placement.node_ids) * h.need.gpus for h in whole)
 
 
 def _least_lost_first(unit: Unit) -> tuple[object, ...]:

@@ -51,6 +51,40 @@ def test_a_pool_never_gets_more_than_its_limit() -> None:
     assert started(admission.decide(1)) == ["t5"]
 
 
+def test_a_pool_at_its_limit_makes_room_for_its_better_task_among_its_own() -> None:
+    admission = cluster(2, Pool("a", 2, 3), Pool("b", 2))
+    for n, priority in ((1, 9), (2, 1), (3, 5)):
+        admission.submit(task(n, 1, "a", priority))
+    admission.submit(task(4, 1, "b", 1))
+    admission.decide(0)
+    admission.submit(task(5, 1, "a", 9))
+    admission.submit(task(6, 1, "a", 8))
+    assert victims(admission.decide(100)) == ["t2"]  # of its own pool; there is free room, but no more for pool a
+    assert admission.decide(101) == []  # one at a time; and not before t2 has gone
+    assert "t2 has ended" in admission.why("t5")
+    admission.requeue("t2", 100, 110)
+    decided = admission.decide(110)
+    assert (started(decided), victims(decided)) == (["t5"], ["t3"])
+    admission.ended("t3", 112)
+    assert started(admission.decide(112)) == ["t6"]
+    assert victims(admission.decide(200)) == []  # who waits now is no better than who runs
+
+
+def test_a_gang_of_a_pool_at_its_limit_ends_as_many_as_it_needs_and_equals_none() -> None:
+    admission = cluster(2, Pool("a", 4, 4))
+    for n in range(1, 5):
+        admission.submit(task(n, 1, "a", 1))
+    admission.decide(0)
+    admission.submit(task(5, 1, "a", 1, count=3))
+    assert admission.decide(100) == []
+    admission.submit(task(6, 1, "a", 9, count=3))
+    assert victims(admission.decide(200)) == ["t1", "t2", "t3"]
+    for n in (1, 2, 3):
+        assert started(admission.decide(200 + n)) == []
+        admission.ended(f"t{n}", 200 + n)
+    assert started(admission.decide(210)) == ["t6"]
+
+
 def test_an_elastic_gang_takes_what_its_pool_allows() -> None:
     admission = cluster(2, Pool("a", 2, 5))
     admission.submit(task(1, 1, "a", count=8, min_bundles=2))
