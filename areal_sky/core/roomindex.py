@@ -104,7 +104,8 @@ class Bucket:
         if self.heap is None or len(self.heap) > 2 * len(self.members) + 64:
             self.heap = list(self.members)
             heapify(self.heap)
-        heap, members, found = self.heap, self.members, list[Order]()
+        heap, members = self.heap, self.members
+        found: list[Order] = []
         while len(found) < n and heap:
             order = heappop(heap)
             if order in members and (not found or found[-1] != order):
