@@ -11,11 +11,10 @@ is there; and by a power cut, which the network only tells by silence.
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
-import shutil
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -90,15 +89,12 @@ def spec_file(bed: Testbed, folder: Path, name: str, groups: int) -> Path:
 def by_hand_s(bed: Testbed, folder: Path, groups: int) -> float:
     """`sky launch` of the rendered head.yaml, then of all groups at once, until the head lists every node."""
     spec, out = spec_file(bed, folder, "hand", groups), folder / "out"
-    areal_sky(bed, folder, "render", str(spec), "--out", str(out))
+    bed.areal_sky(folder / "home", "render", str(spec), "--out", str(out))
     tokens = {right: secrets.token_hex(32) for right in ("read", "submit", "operate", "node", "ray")}
     given = bed.env(
         AREAL_SKY_TOKENS=json.dumps(tokens), AREAL_SKY_NODE_TOKEN=tokens["node"], AREAL_SKY_RAY_TOKEN=tokens["ray"]
     )
-
-    def launch(name: str, file: str, *args: str) -> None:
-        run(["sky", "launch", "-y", "-d", "-c", name, file, *args], given, out)
-
+    launch = functools.partial(bed.launch, timeout_s=UP_S, env=given, folder=out)
     began_s = time.perf_counter()
     try:
         launch("hand-head-0", "head.yaml", "--secret", "AREAL_SKY_TOKENS")
@@ -138,12 +134,12 @@ def up_s(bed: Testbed, folder: Path, groups: int, then: Callable[[ClusterHome], 
     spec = spec_file(bed, folder, name, groups)
     began_s = time.perf_counter()
     try:
-        areal_sky(bed, folder, "up", str(spec))
+        bed.areal_sky(folder / "home", "up", str(spec), timeout_s=UP_S)
         took_s = time.perf_counter() - began_s
         then(ClusterHome(name, folder / "home/clusters" / name))
         return took_s
     finally:
-        areal_sky(bed, folder, "down", name, "--drain", "0s")
+        bed.areal_sky(folder / "home", "down", name, "--drain", "0s", timeout_s=UP_S)
         bed.clear()
 
 
@@ -173,20 +169,3 @@ def kill_job(bed: Testbed, cluster: str) -> None:
 
 def cut_power(bed: Testbed, cluster: str) -> None:
     bed.crash(bed.node_of(cluster))
-
-
-def areal_sky(bed: Testbed, folder: Path, *args: str) -> None:
-    run(["areal-sky", *args], bed.env(AREAL_SKY_HOME=str(folder / "home")), folder)
-
-
-def run(argv: list[str], env: dict[str, str], folder: Path) -> None:
-    # A file, not a pipe: the controller inherits the output, and a pipe would not end before it does.
-    with tempfile.TemporaryFile("w+") as out:
-        program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
-        done = subprocess.run(
-            [program, *argv[1:]], env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            timeout=UP_S,
-        )  # fmt: skip
-        if done.returncode != 0:
-            out.seek(0)
-            raise SystemExit(f"{' '.join(argv)} failed:\n{out.read()[-6000:]}")

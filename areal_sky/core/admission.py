@@ -6,6 +6,7 @@ benchmark. Tell it what happens, then ask `decide`:
     submit -> Place -> ended                         a task's life
     Place -> Preempt -> requeue -> Place             a victim: tell `requeue` once it has ended
     Place -> Shrink -> shrunk                        an elastic gang gives ranks to another task
+    Place -> Regrow -> requeue -> Place              and has them all again when nobody waits
     lend -> take_back -> (Preempt ...) -> Restore    a task in a low phase
 
 What it decides is taken as done: the capacity of a `Place` is held from then on, that of victims is kept for whom they
@@ -20,7 +21,7 @@ from dataclasses import replace
 from math import inf
 
 from areal_sky.core.backfill import Backfill, Reservation
-from areal_sky.core.decisions import Decision, Place, Preempt, Restore, Shrink
+from areal_sky.core.decisions import Decision, Place, Preempt, Regrow, Restore, Shrink
 from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import NOTHING, Hold, Leases
 from areal_sky.core.loans import GUARD, Loans
@@ -31,6 +32,7 @@ from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
+from areal_sky.core.regrowth import Regrowth
 from areal_sky.core.room import need_of
 from areal_sky.core.roomindex import RoomIndex
 from areal_sky.core.shapes import First, Item, Shape
@@ -39,8 +41,8 @@ from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
 __all__ = [
-    "Admission", "Decision", "Entry", "OrderPolicy", "Place", "Placement", "Pool", "Preempt", "Restore", "Shrink",
-    "WeightedOrder",
+    "Admission", "Decision", "Entry", "OrderPolicy", "Place", "Placement", "Pool", "Preempt", "Regrow", "Restore",
+    "Shrink", "WeightedOrder",
 ]  # fmt: skip
 
 PATIENCE_S = 300.0
@@ -62,6 +64,7 @@ class Admission:
         self._loans = Loans(self._index, self._leases)
         self._backfill = Backfill(self._index, self._leases, self._waiting, patience_s)
         self._preemption = Preemption(self._index, self._leases, self._waiting, self.order, self._quotas)
+        self._regrowth = Regrowth(self._index, self._leases, self._loans, self._quotas)
         self._items: dict[str, Item] = {}
         self._keys = OrderKeys(self.order, self._leases, self._waiting, self._preemption)
         self._told: list[Decision] = []  # decided outside of `decide`
@@ -119,6 +122,8 @@ class Admission:
         lease = self._leases.running.get(task_id)
         if lease is not None:
             before = len(lease.placement.node_ids)
+            if not lease.ending:
+                self._regrowth.stay(lease)
             self._leases.shrink(task_id, ranks)
             lease.ending = ""
             self._quotas.use(lease.item, len(lease.placement.node_ids) - before)
@@ -170,6 +175,8 @@ class Admission:
             out += self._preemption.search(now_s, self._may_use)
             while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
                 self._place_all(out)
+        else:
+            out += self._regrowth.search(now_s)
         return out
 
     def next_change_s(self) -> float:

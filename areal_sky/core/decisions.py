@@ -45,4 +45,12 @@ class Restore:
     placement: Placement
 
 
-Decision = Place | Preempt | Shrink | Restore
+@dataclass(frozen=True, slots=True)
+class Regrow:
+    """End the elastic gang, with a grace to checkpoint: it starts anew with all its bundles. Tell `requeue` then."""
+
+    task_id: str
+    reason: str
+
+
+Decision = Place | Preempt | Shrink | Restore | Regrow

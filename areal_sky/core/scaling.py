@@ -132,7 +132,8 @@ def with_cooldown(policy: Policy) -> Policy:
         wanted = policy(ctx)
         if wanted.desired == ctx.desired:
             return wanted
-        changes = {"shrink": ctx.last_shrink_s, "growth": None if wanted.urgent else ctx.last_grow_s}
+        urgent = wanted.urgent and wanted.desired > ctx.desired  # a policy of a user's may say so of anything
+        changes = {"shrink": ctx.last_shrink_s, "growth": None if urgent else ctx.last_grow_s}
         for change, at_s in changes.items():
             if at_s is not None and ctx.now_s - at_s < ctx.cooldown_s:
                 held = f"held by the cooldown of {seconds(ctx.cooldown_s)} after the last {change}"

@@ -13,8 +13,9 @@ from areal_sky.core.taskmodel import TaskSpec, TaskState
 from areal_sky.core.taskspec import task_spec_from_row, task_spec_to_json
 from areal_sky.errors import StateError
 
-# `timeout`: one run took too long. `expired`: the task as a whole did. `preempt`, `shrink`: others go first.
-StopKind = Literal["cancel", "evict", "lost", "failed", "timeout", "expired", "preempt", "shrink"]
+# `timeout`: one run took too long. `expired`: the task as a whole did. `preempt`: others go first. `regrow`: it has
+# fewer ranks than it asked for, and there is room for all of them again.
+StopKind = Literal["cancel", "evict", "lost", "failed", "timeout", "expired", "preempt", "regrow"]
 OutOfMemory = Literal["", "gpu", "host"]
 
 
@@ -281,7 +282,7 @@ def tell(event: TaskEvent) -> str:
 
 _STOPPED: dict[StopKind, str] = {
     "cancel": "cancelled", "evict": "told to leave", "lost": "lost", "failed": "failed", "timeout": "timed out",
-    "expired": "out of time", "preempt": "preempted", "shrink": "told to shrink",
+    "expired": "out of time", "preempt": "preempted", "regrow": "told to start anew",
 }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from areal_sky.units import format_duration
 SETTLE_S = 10.0
 # How long after SIGKILL a rank may stay silent before its runner is taken for gone.
 SILENT_S = 30.0
+# Ray takes a moment to give back what a gang had; until then its room looks like somebody else's.
+GIVEN_BACK_S = 3.0
 _SIGTERM_OR_KILL = frozenset({-9, -15, 137, 143})
 
 
@@ -63,8 +65,10 @@ def verdict(
             return Ended(TaskState.CANCELLED, record.stop_reason)
         case "expired":
             return Ended(TaskState.FAILED, record.stop_reason)
-        case "evict" | "lost" | "shrink":
+        case "evict" | "lost":
             return Requeued(record.stop_reason, counted=False)
+        case "regrow":
+            return Requeued(record.stop_reason, counted=False, not_before_s=now_s + GIVEN_BACK_S)
         case "preempt":
             lost_s = record.unsaved_s(now_s)
             return Requeued(f"{record.stop_reason}; {format_duration(int(lost_s), 2)} of work lost", counted=False)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from areal_sky.adapters.ports import Clock, GangPhase, RankExit, RayCluster
-from areal_sky.core.admission import Decision, Preempt, Shrink
+from areal_sky.core.admission import Decision, Preempt, Regrow, Shrink
 from areal_sky.core.admission import Place as PlaceDecision
 from areal_sky.core.failures import backoff_s, last_line, out_of_memory
 from areal_sky.core.nodeenv import HeadEnv
@@ -260,12 +260,12 @@ class Dispatch:
                 lenders = [x for x in self._tasks.holding.values() if self._admitting.has_lent(x.task_id)]
                 lent = lent_devices((x, self._gangs.gpu_ids(x)) for x in lenders)
                 return TaskEvent(now_s, d.task_id, placed(r, d.placement, lent, self._book))
-            case Preempt() if r.holds and r.stop is None:
-                return TaskEvent(now_s, d.task_id, Stopping("preempt", d.reason))
+            case (Preempt() | Regrow()) if r.holds and r.stop is None:
+                kind = "preempt" if isinstance(d, Preempt) else "regrow"
+                return TaskEvent(now_s, d.task_id, Stopping(kind, d.reason))
             case Shrink() if r.holds and r.stop is None:
                 return TaskEvent(now_s, d.task_id, Shrinking(self._admitting.ranks_of(d), d.reason))
-            case _:
-                return None
+        return None
 
     def _lend(self, r: TaskRecord, now_s: float) -> None:
         """A task in a low phase lends its GPUs; after it, who has borrowed them goes."""

@@ -296,6 +296,22 @@ def test_a_doubt_asks_the_cloud_and_finds_the_machine_gone_or_its_task_ended(api
     until(lambda: seen(cloud) == {})
 
 
+def test_a_successor_is_asked_about_as_soon_as_the_first_of_its_name(
+    api: StandIn, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = start()
+    bring_up(cloud, api, asked("head"))
+    until(lambda: cloud.doubt("c-head-0") or api.count("refresh") >= 4)  # found well each time: asked ever less often
+    cloud.terminate("c-head-0")
+    until(lambda: api.count("down"))
+    api.finish("c-head-0", kind=DOWN)
+    until(lambda: seen(cloud) == {})
+    monkeypatch.setattr(cloud_module, "REFRESH_S", 1.0)
+    bring_up(cloud, api, asked("head"))
+    asked_before = api.count("refresh")
+    until(lambda: cloud.doubt("c-head-0") or api.count("refresh") > asked_before, timeout_s=6)  # not after 8
+
+
 def test_a_cluster_that_lost_nodes_or_was_stopped_is_failed(api: StandIn, start: Start) -> None:
     cloud = start()
     bring_up(cloud, api, asked("head"))

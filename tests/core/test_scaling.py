@@ -224,6 +224,11 @@ def test_cooldown_holds_every_change_then_lets_it_go(desired: int, change: str):
     assert decide(always(desired), context(loads=loads, **{key: NOW_S - 120})).desired == desired
 
 
+def test_a_policy_cannot_call_a_shrink_urgent():
+    loads = [load(0, idle_s=0), load(1, idle_s=0)]
+    assert decide(always(1, urgent=True), context(loads=loads, last_grow_s=NOW_S - 1)).desired == 2
+
+
 def test_work_that_fits_nowhere_waits_only_for_a_shrink_to_cool_down():
     ctx = context(loads=[load(0)], demand=[gang()], last_grow_s=NOW_S - 1)
     assert decide(balance, ctx).desired == 2

@@ -127,7 +127,7 @@ def test_cancel_overrides_and_evict_requeues_even_a_clean_exit() -> None:
     assert judged(cancelled) == Ended(TaskState.CANCELLED, "user")
 
 
-STOPS = ("cancel", "evict", "lost", "failed", "timeout", "expired", "preempt", "shrink")
+STOPS = ("cancel", "evict", "lost", "failed", "timeout", "expired", "preempt", "regrow")
 exits = st.lists(
     st.tuples(st.integers(0, 1), st.sampled_from([0, 1, -9, -15, 137, None])), max_size=2, unique_by=lambda e: e[0]
 )

@@ -10,7 +10,8 @@ import pytest
 from taskworld import GPU4, World
 
 from areal_sky.core.nodeenv import PoolShare
-from areal_sky.core.taskverdict import SILENT_S
+from areal_sky.core.regrowth import LEAST_RUN_S, SEARCH_EVERY_S
+from areal_sky.core.taskverdict import GIVEN_BACK_S, SILENT_S
 from areal_sky.run.admitting import MIN_RUNTIME_S
 
 
@@ -126,6 +127,28 @@ def test_an_elastic_gang_starts_small_and_shrinks_before_it_is_killed(tmp_path: 
     world.tick(3)
     info = world.service.get(late)
     assert (info["state"], len(info["places"])) == ("RUNNING", 2)
+
+
+def test_a_shrunk_gang_starts_anew_with_all_its_ranks_when_there_is_room_again(tmp_path: Path) -> None:
+    world = made(tmp_path)
+    elastic = world.submit(gpus=1, bundles=4, min_bundles=1, kind="rollout", priority=1)
+    grown_old(world)
+    heavy = world.submit(gpus=2, priority=9)
+    world.tick(4)
+    assert len(world.service.get(elastic)["places"]) == 2
+    world.finish(heavy)
+    world.tick(2, seconds=LEAST_RUN_S)
+    assert (world.state(elastic), world.service.get(elastic)["attempt"]) == ("RUNNING", 1)
+    world.service.checkpointed(elastic)
+    world.tick(1, seconds=SEARCH_EVERY_S)
+    world.tick(3)
+    assert world.state(elastic) == "QUEUED"
+    world.tick(3, seconds=GIVEN_BACK_S)
+    info = world.service.get(elastic)
+    assert (info["state"], info["attempt"], len(info["places"]), info["retries"]) == ("RUNNING", 2, 4, 0)
+    assert info["preempted"] == 0
+    assert "told to start anew: starts anew with 4 bundles instead of 2: there is room" in world.story(elastic)
+    assert not world.ray.over_committed()
 
 
 def test_a_rank_that_is_given_up_may_take_its_node_with_it(tmp_path: Path) -> None:
@@ -275,5 +298,30 @@ def test_a_preemption_survives_death_at_every_step(tmp_path: Path, step: int) ->
     world.ray.crash_after = None
     assert (world.state(victim), world.state(small)) == ("RUNNING", "RUNNING")
     assert len(world.ray.running()) == 3
+    assert not world.ray.over_committed()
+    assert all(n == 1 for n in world.ray.started.values())
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_new_start_with_all_ranks_survives_death_at_every_step(tmp_path: Path, step: int) -> None:
+    from areal_sky.adapters.fake_ray import Crash
+
+    world = made(tmp_path)
+    other = world.submit(gpus=2)
+    world.tick(3)
+    elastic = world.submit(gpus=1, bundles=4, min_bundles=2, kind="rollout")
+    world.tick(3)
+    world.finish(other)
+    world.tick(3, seconds=LEAST_RUN_S)
+    world.service.checkpointed(elastic)
+    world.ray.crash_after = step * 3 + 1
+    for _ in range(30):
+        try:
+            world.tick(1, seconds=1)
+        except Crash:
+            world.start()
+    world.ray.crash_after = None
+    info = world.service.get(elastic)
+    assert (info["state"], info["attempt"] >= 2, len(info["places"])) == ("RUNNING", True, 4)
     assert not world.ray.over_committed()
     assert all(n == 1 for n in world.ray.started.values())

@@ -55,18 +55,14 @@ def example(bed: Testbed, envs: dict[str, str]) -> str:
 
 @pytest.mark.timeout(1800)
 def test_areals_own_task_comes_up_unchanged(
-    clean_testbed: Testbed, mirror: dict[str, str], sky_env: dict[str, str], tmp_path: Path
+    clean_testbed: Testbed, mirror: dict[str, str], tmp_path: Path
 ) -> None:
     bed, spec = clean_testbed, tmp_path / "areal.yaml"
     spec.write_text(example(bed, mirror))
-    env = sky_env | {"WANDB_API_KEY": "w" * 40}
+    home = tmp_path / "areal_sky_home"
 
     def areal_sky(*args: str) -> str:
-        done = subprocess.run(
-            ["areal-sky", *args], env=env, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode == 0, f"{args}: {done.stdout}{done.stderr}"
-        return done.stdout
+        return bed.areal_sky(home, *args, WANDB_API_KEY="w" * 40)
 
     try:
         areal_sky("up", str(spec))  # no `infra`: SkyPilot chooses among what is enabled, Slurm here
@@ -74,6 +70,6 @@ def test_areals_own_task_comes_up_unchanged(
         said = next(line for line in log.splitlines() if "AREAL " in line)
         assert "AREAL 16 GPUs; 40 letters; --config examples/math/gsm8k_grpo.yaml scheduler.type=ray" in said
         assert "cluster.n_nodes=2 cluster.n_gpus_per_node=8" in said
-        assert ClusterHome("areal-grpo", Path(env["AREAL_SKY_HOME"]) / "clusters/areal-grpo").state().replicas
+        assert ClusterHome("areal-grpo", home / "clusters/areal-grpo").state().replicas
     finally:
         areal_sky("down", "areal-grpo", "--drain", "1s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import functools
 from pathlib import Path
 
 import pytest
@@ -23,19 +23,12 @@ setup: '[ "$SKYPILOT_SETUP_NODE_RANK" = 0 ] || {{ echo no disk here; exit 3; }}'
 
 
 @pytest.mark.timeout(1800)
-def test_a_setup_that_fails_on_one_of_two_machines(
-    clean_testbed: Testbed, sky_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_setup_that_fails_on_one_of_two_machines(clean_testbed: Testbed, tmp_path: Path) -> None:
     bed, spec = clean_testbed, tmp_path / "broken.yaml"
     spec.write_text(SPEC.format(infra=bed.infra, gpu=bed.accelerators.partition(":")[0]))
-    home = ClusterHome("broken", Path(sky_env["AREAL_SKY_HOME"]) / "clusters/broken")
-
-    def areal_sky(*args: str) -> str:
-        done = subprocess.run(
-            ["areal-sky", *args], env=sky_env, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode == 0, f"{args}: {done.stdout}{done.stderr}"
-        return done.stdout
+    state = tmp_path / "areal_sky_home"
+    home = ClusterHome("broken", state / "clusters/broken")
+    areal_sky = functools.partial(bed.areal_sky, state)
 
     def events(kind: type) -> list[str]:
         return [r.event.replica for r in home.records() if isinstance(r.event, kind)]

@@ -64,19 +64,10 @@ class Up:
         gpu = bed.accelerators.partition(":")[0]
         self.spec.write_text(SPEC.format(infra=bed.infra, gpu=gpu, secret=SECRET))
         self.state_folder = folder / "home"
-        self.env = bed.env(AREAL_SKY_HOME=str(self.state_folder))
         self.home = ClusterHome("up", self.state_folder / "clusters" / "up")
 
     def __call__(self, *args: str, timeout_s: float = LAUNCH_S, code: int | None = 0) -> str:
-        done = subprocess.run(
-            ["areal-sky", *args], env=self.env, capture_output=True, text=True, timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        text = done.stdout + done.stderr
-        if code is not None:
-            log = self.home.controller_log
-            assert done.returncode == code, f"{args}: {text}\n{log.read_text()[-6000:] if log.exists() else ''}"
-        return text
+        return self.bed.areal_sky(self.state_folder, *args, timeout_s=timeout_s, code=code)
 
     def status(self) -> dict[str, Any]:
         return json.loads(self("status", "up", "--json"))

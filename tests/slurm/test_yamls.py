@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,10 +33,7 @@ def rendered(bed: Testbed, out: Path) -> Path:
     """The folder with the YAMLs and the wheel, as `areal-sky render` writes them."""
     spec = out.parent / "hand.yaml"
     spec.write_text(SPEC.format(infra=bed.infra, accelerators=bed.accelerators))
-    argv = [sys.executable, "-m", "areal_sky.ui.cli.main", "render", str(spec), "--out", str(out)]
-    env = bed.env(AREAL_SKY_HOME=str(out.parent / "areal_sky_home"))
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    bed.areal_sky(out.parent / "areal_sky_home", "render", str(spec), "--out", str(out))
     for file in out.glob("*.yaml"):
         text = file.read_text()
         assert LEASE in text
@@ -52,15 +49,6 @@ def tokens() -> dict[str, str]:
         "AREAL_SKY_NODE_TOKEN": new["node"],
         "AREAL_SKY_RAY_TOKEN": new["ray"],
     }
-
-
-def launch(bed: Testbed, folder: Path, given: dict[str, str], *args: str) -> None:
-    """`sky launch` as a person runs it in that folder; the values of --secret come from the environment."""
-    done = subprocess.run(
-        ["sky", "launch", "-y", "-d", *args], env=bed.env(**given), cwd=folder, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
 @contextmanager
@@ -92,10 +80,11 @@ def tunnel(bed: Testbed, head: str, folder: Path) -> Iterator[Callable[[str], li
 @pytest.mark.timeout(900)
 def test_head_and_worker_launched_by_hand_are_one_cluster(clean_testbed: Testbed, tmp_path: Path) -> None:
     bed, out, given = clean_testbed, rendered(clean_testbed, tmp_path / "out"), tokens()
+    launch = functools.partial(bed.launch, timeout_s=300, folder=out)  # as a person types it in that folder
     text = "".join(p.read_text() for p in out.glob("*.yaml"))
     assert "planted" not in text and (out / "main.yaml").exists()
     try:
-        launch(bed, out, given, "-c", NAMES[0], "head.yaml", "--secret", "AREAL_SKY_TOKENS")
+        launch(NAMES[0], "head.yaml", "--secret", "AREAL_SKY_TOKENS", env=bed.env(**given))
 
         def address() -> str | None:
             log = bed.sky("logs", NAMES[0], "1", "--no-follow")
@@ -103,10 +92,11 @@ def test_head_and_worker_launched_by_hand_are_one_cluster(clean_testbed: Testbed
             return said and said[1]
 
         head_ip = until(address, 120, every_s=2)
+        names = ("AREAL_SKY_NODE_TOKEN", "AREAL_SKY_RAY_TOKEN", "HF_TOKEN", "WANDB_API_KEY")
         launch(
-            bed, out, {**given, "HF_TOKEN": "t" * 37, "WANDB_API_KEY": "w" * 20}, "-c", NAMES[1], "main.yaml",
-            "--env", f"AREAL_SKY_HEAD_IP={head_ip}", "--secret", "AREAL_SKY_NODE_TOKEN",
-            "--secret", "AREAL_SKY_RAY_TOKEN", "--secret", "HF_TOKEN", "--secret", "WANDB_API_KEY",
+            NAMES[1], "main.yaml", "--env", f"AREAL_SKY_HEAD_IP={head_ip}",
+            *(word for name in names for word in ("--secret", name)),
+            env=bed.env(**given, HF_TOKEN="t" * 37, WANDB_API_KEY="w" * 20),
         )  # fmt: skip
         read = json.loads(given["AREAL_SKY_TOKENS"])["read"]
 

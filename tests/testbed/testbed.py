@@ -74,13 +74,28 @@ class Testbed:
             **more,
         }
 
-    def sky(self, *args: str | Path, timeout_s: float = 240, env: dict[str, str] | None = None) -> str:
-        """`sky ARGS`; its output. Raises AssertionError when it fails."""
-        return _checked(["sky", *map(str, args)], env or self.env(), timeout_s)
+    def sky(
+        self, *args: str | Path, timeout_s: float = 240, env: dict[str, str] | None = None, folder: Path | None = None
+    ) -> str:
+        """`sky ARGS`, run in that folder; its output. Raises AssertionError when it fails."""
+        return _checked(["sky", *map(str, args)], env or self.env(), timeout_s, folder)
 
-    def launch(self, name: str, *args: str | Path, timeout_s: float = 240) -> str:
-        """`sky launch -d` of a cluster with that name; args: a YAML, a command, options."""
-        return self.sky("launch", "-y", "-d", "-c", name, *args, timeout_s=timeout_s)
+    def areal_sky(
+        self, home: Path, *args: str, code: int | None = 0, timeout_s: float = 900, **env: str
+    ) -> str:
+        """`areal-sky ARGS` with that AREAL_SKY_HOME and `env`: what it prints, errors included.
+
+        Raises AssertionError for another exit code than `code` (None: any), with what its controllers have logged last.
+        """
+        found, text = _run(["areal-sky", *args], self.env(AREAL_SKY_HOME=str(home), **env), timeout_s)
+        if code not in (None, found):
+            logs = "".join(p.read_text()[-6000:] for p in home.glob("clusters/*/controller.log"))
+            raise AssertionError(f"{args}: exit code {found}\n{text}{logs}")
+        return text
+
+    def launch(self, name: str, *args: str | Path, timeout_s: float = 240, **more: Any) -> str:
+        """`sky launch -d` of a cluster with that name; args: a YAML, a command, options. `more` as for `sky`."""
+        return self.sky("launch", "-y", "-d", "-c", name, *args, timeout_s=timeout_s, **more)
 
     def down(self, *names: str) -> None:
         """`sky down` of clusters; those that are unknown are no error."""
@@ -233,13 +248,20 @@ def _script(name: str, *args: str, env: dict[str, str] | None = None) -> str:
     return _checked([str(HERE / name), *args], env or dict(os.environ), 300)
 
 
-def _checked(argv: Sequence[str], env: dict[str, str], timeout_s: float) -> str:
+def _checked(argv: Sequence[str], env: dict[str, str], timeout_s: float, folder: Path | None = None) -> str:
+    code, text = _run(argv, env, timeout_s, folder)
+    assert code == 0, f"{shlex.join(argv)}: exit code {code}\n{text}"
+    return text
+
+
+def _run(
+    argv: Sequence[str], env: dict[str, str], timeout_s: float, folder: Path | None = None
+) -> tuple[int, str]:
     # A file, not a pipe: daemons that the command leaves inherit its output, and a pipe ends only with them.
     with tempfile.TemporaryFile("w+") as out:
         done = subprocess.run(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, timeout=timeout_s
-        )
+            argv, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+        )  # fmt: skip
         out.seek(0)
-        text = out.read()
-    assert done.returncode == 0, f"{shlex.join(argv)}: exit code {done.returncode}\n{text}"
-    return text
+        return done.returncode, out.read()

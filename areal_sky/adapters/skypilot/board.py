@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from areal_sky.adapters.ports import LaunchRequest
 from areal_sky.adapters.skypilot.judge import Ending, Launching, Stage, machine_of
 from areal_sky.adapters.skypilot.requests import DOWN, LAUNCH, Request, SkyCluster
 from areal_sky.core.model import HEAD_GROUP, Machine, replica_name
@@ -94,6 +95,14 @@ class Board:
             ours = self.ours(found)
             self.theirs = frozenset(n for n in found if n not in ours and self._is_name(n))
             self.clusters = {n: c for n, c in ours.items() if self._forgotten_s.get(n, float("-inf")) < asked_s}
+
+    def begin(self, request: LaunchRequest) -> None:
+        """A launch that waits for its turn. How a replica of that name fared before does not count."""
+        with self.lock:
+            name = request.replica
+            self.launches[name] = Launching(name, request, since_s=time.monotonic())
+            self.refreshed_s.pop(name, None)
+            self.found_well.pop(name, None)
 
     def forget(self, name: str) -> None:
         """Nothing is left of the replica."""

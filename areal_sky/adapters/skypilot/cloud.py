@@ -79,7 +79,7 @@ class SkyCloud:
             launch = self._board.launches.get(name)
             failed_before = launch is not None and launch.request is None and launch.stage is Stage.FAILED
             if (launch is None or failed_before) and name not in self._board.endings:
-                self._board.launches[name] = Launching(name, request, since_s=time.monotonic())
+                self._board.begin(request)
                 self._wake.set()
                 return ""
             if launch is None or launch.stage in (Stage.WAITING, Stage.SUBMITTING):
