@@ -163,7 +163,8 @@ class Admission:
         self._now_s = now_s
         out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
         self._told = []
-        self._keys.renew(self._items, now_s)
+        if self._keys.timers or self._keys.learns:
+            self._keys.renew(self._items, now_s)
         if self._pools:
             self._quotas.lift_bars()
         if self._leases.claims_to_check:

@@ -124,10 +124,11 @@ class Leases:
 
     def hold(self, lease: Hold) -> None:
         """The task runs there from now on; `find` has just said that this is free."""
-        self.running[lease.task_id] = lease
+        task_id = lease.task_id
+        self.running[task_id] = lease
         lease.parts = self._parts(lease.placement)
         for site, bundles in lease.parts:
-            site.leases[lease.task_id] = lease
+            site.leases[task_id] = lease
             if not site.simple:
                 self._recount(site)
             elif site.node is not None:
@@ -231,8 +232,9 @@ class Leases:
 
     def _parts(self, placement: Placement) -> Sequence[tuple[Site, Sequence[tuple[DeviceShare, ...]]]]:
         node_ids = placement.node_ids
-        if node_ids and node_ids.count(node_ids[0]) == len(node_ids):
-            return ((self._site(node_ids[0]), placement.devices),)
+        if node_ids and (len(node_ids) == 1 or node_ids.count(node_ids[0]) == len(node_ids)):
+            site = self.sites.get(node_ids[0]) or self._site(node_ids[0])
+            return ((site, placement.devices),)
         parts: dict[str, list[tuple[DeviceShare, ...]]] = {}
         for node_id, shares in zip(node_ids, placement.devices, strict=True):
             parts.setdefault(node_id, []).append(shares)

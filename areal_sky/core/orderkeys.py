@@ -26,7 +26,7 @@ class OrderKeys:
         self._leases = leases
         self._waiting = waiting
         self._preemption = preemption
-        self._timers: list[tuple[float, int, Item]] = []
+        self.timers: list[tuple[float, int, Item]] = []
 
     def ask(self, item: Item, now_s: float) -> None:
         """The key of a task that is going to wait."""
@@ -48,7 +48,7 @@ class OrderKeys:
 
     def renew(self, items: dict[str, Item], now_s: float) -> None:
         """All keys that have changed until now."""
-        timers = self._timers
+        timers = self.timers
         while timers and timers[0][0] <= now_s:
             until_s, _, item = heappop(timers)
             if self._is_due(until_s, item):
@@ -60,7 +60,7 @@ class OrderKeys:
 
     def next_change_s(self) -> float:
         """When a key changes next by time alone; inf: never."""
-        timers = self._timers
+        timers = self.timers
         while timers and not self._is_due(timers[0][0], timers[0][2]):
             heappop(timers)
         return timers[0][0] if timers else inf
@@ -92,7 +92,7 @@ class OrderKeys:
         if item.until_s <= now_s:
             item.until_s = now_s + 1e-3  # an order that wants to be asked at once shall not stop the clock
         if item.until_s < inf:
-            heappush(self._timers, (item.until_s, item.entry.number, item))
+            heappush(self.timers, (item.until_s, item.entry.number, item))
 
     def _is_due(self, until_s: float, item: Item) -> bool:
         """Whether that timer is the task's latest, and the task still waits or runs."""

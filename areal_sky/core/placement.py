@@ -75,15 +75,14 @@ def find(index: RoomIndex, ask: Ask, allow: Allow | None = None, least: int = 0)
 
 def placement_on(nodes: Nodes, need: Need) -> Placement:
     """Which devices each bundle gets."""
-    node_ids, devices = list[str](), list[tuple[DeviceShare, ...]]()
+    node_ids: tuple[str, ...] = ()
+    devices: tuple[tuple[DeviceShare, ...], ...] = ()
     for node, n in nodes:
         chosen = choose_devices(tuple(node.devices), need, n)
         assert chosen is not None, "found where it does not fit"
-        if len(nodes) == 1:
-            return Placement((node.node_id,) * n, chosen)
-        node_ids += [node.node_id] * n
+        node_ids += (node.node_id,) * n
         devices += chosen
-    return Placement(tuple(node_ids), tuple(devices))
+    return Placement(node_ids, devices)
 
 
 def reasons(ask: Ask, rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
@@ -210,7 +209,7 @@ def _pack(buckets: Sequence[Bucket], need: Need, ask: Ask) -> Nodes | int:
     if ask.strategy == "spread":
         return _spread(room, left)
     taken: dict[int, int] = {}  # nodes per bucket, in the order of their first use
-    full = list[tuple[int, int, int]]()  # (bucket, nodes, bundles on each)
+    full: list[tuple[int, int, int]] = []  # (bucket, nodes, bundles on each)
     while left:
         best = -1
         for i, (capacity, b) in enumerate(room):

@@ -59,14 +59,14 @@ class Node:
 
     def change(self, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
         """Bundles, with the devices of each, are taken from it (`sign` -1) or given back to it (1)."""
-        n, amount, devices = sign * len(bundles), sign * need.amount, self.devices
-        for shares in bundles:
-            for i, _ in shares:
-                devices[i] += amount
-        self.whole += n * need.whole
-        if need.part:
-            self.whole = sum([d >= UNIT for d in devices])
-        self.total += n * need.gpus
+        n, devices = sign * len(bundles), self.devices
+        if need.gpus:
+            amount = sign * need.amount
+            for shares in bundles:
+                for i, _ in shares:
+                    devices[i] += amount
+            self.whole = self.whole + n * need.whole if need.whole else sum([d >= UNIT for d in devices])
+            self.total += n * need.gpus
         self.cpus += n * need.cpus
         self.memory += n * need.memory
         self.shelf.changed[self] = None
@@ -104,7 +104,8 @@ class Bucket:
         if self.heap is None or len(self.heap) > 2 * len(self.members) + 64:
             self.heap = list(self.members)
             heapify(self.heap)
-        heap, members, found = self.heap, self.members, list[Order]()
+        heap, members = self.heap, self.members
+        found: list[Order] = []
         while len(found) < n and heap:
             order = heappop(heap)
             if order in members and (not found or found[-1] != order):

@@ -41,7 +41,6 @@ class Shape:
     __slots__ = (
         "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
         "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
-        "stands_at",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -61,8 +60,7 @@ class Shape:
         self.first: First | None = None
         self.size = 0
         self.lines: list[Line] = []
-        self.stands_at: tuple[int, int] | None = None  # its level in all its lines
-        self.orders: list[list[Place]] = []  # of that level in each of them
+        self.orders: list[list[Place]] = []  # those of its level in its lines
         self.place: Place | None = None  # there, while it has a first task
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)

@@ -221,7 +221,7 @@ class WaitingTasks:
 
     def _stand(self, shape: Shape) -> None:
         """Into the lines of the shelves that it may use."""
-        shape.lines, shape.stands_at, shape.place = [], None, None
+        shape.lines, shape.orders, shape.place = [], [], None
         for _, shelf in self._index.eligible(shape.ask):
             line = self._lines.get(shelf.key)
             if line is None:
@@ -244,27 +244,17 @@ class WaitingTasks:
             heappush(self.open, (first[0], first[1], shape))
 
     def _sort_into_lines(self, shape: Shape) -> None:
+        """Where its first task stands, on its level."""
         old, first = shape.place, shape.first
-        level = shape.level() if shape.is_gang or shape.stands_at is None else shape.stands_at
-        if level != shape.stands_at:
-            if old is not None:
-                for order in shape.orders:
-                    del order[bisect_left(order, old)]
-            old, shape.stands_at = None, level
-            shape.orders = [line.order_of(level) for line in shape.lines]
-        new = shape.place = None if first is None else (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
-        for order in shape.orders:
-            if old is None:
-                if new is not None:
-                    insort(order, new)
-                continue
-            i = bisect_left(order, old)
-            if new is None:
-                del order[i]
-            elif old < new and (i + 1 == len(order) or new < order[i + 1]):
-                order[i] = new  # most often: the next task of the shape comes before those of all others, too
-            else:
-                del order[i]
+        if old is not None:
+            for order in shape.orders:
+                del order[bisect_left(order, old)]
+        if shape.is_gang or not shape.orders:
+            shape.orders = [line.order_of(shape.level()) for line in shape.lines]
+        shape.place = None
+        if first is not None:
+            shape.place = new = (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
+            for order in shape.orders:
                 insort(order, new)
 
 
