@@ -28,10 +28,10 @@ class Series:
         self._keep = keep
         self._starts, self._ends, self._means = array("d"), array("d"), array("d")
 
-    def add(self, start_s: float, end_s: float, mean: float | None) -> None:
-        self._starts.append(start_s)
-        self._ends.append(end_s)
-        self._means.append(math.nan if mean is None else mean)
+    def extend(self, starts_s: Sequence[float], ends_s: Sequence[float], means: Sequence[float | None]) -> None:
+        self._starts.extend(starts_s)
+        self._ends.extend(ends_s)
+        self._means.extend([math.nan if m is None else m for m in means])
         if len(self._ends) >= self._keep + max(1, self._keep // 4):
             for column in (self._starts, self._ends, self._means):
                 del column[: -self._keep]
