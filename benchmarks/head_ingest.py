@@ -125,15 +125,15 @@ _WINDOW = GpuWindow(
 
 @cache
 def _wire(seconds: int) -> dict[str, dict[str, Any]]:
-    """Windows in which all differs that would."""
+    """Windows in which all differs that would; clocks and processes are read each 5 s only."""
     draw = random.Random(0).uniform
     windows = [
         replace(
             _WINDOW, device=device, start_s=second, end_s=second + 1, utilization_mean=draw(0.5, 1),
             utilization_p95=draw(0.9, 1), memory_used_gib=draw(10, 70), temperature_celsius=draw(50, 75),
             power_watts=draw(300, 700), uuid=f"GPU-5f3a1c2e-0000-0000-0000-{device:012}",
-            sm_clock_mhz=draw(1900, 1980), pcie_rx_mib_s=draw(0, 900), pcie_tx_mib_s=draw(0, 900),
-            nvlink_mib_s=draw(0, 9000), processes=((4242 + device, draw(10, 70)),),
+            sm_clock_mhz=1980.0 - 15 * (device % 3), pcie_rx_mib_s=draw(0, 900), pcie_tx_mib_s=draw(0, 900),
+            nvlink_mib_s=draw(0, 9000), processes=((4242 + device, 40.0 + device),),
         )
         for second in range(seconds)
         for device in range(GPUS)
@@ -142,18 +142,14 @@ def _wire(seconds: int) -> dict[str, dict[str, Any]]:
 
 
 def _body(node: int, t_s: float, seconds: int) -> dict[str, Any]:
-    wire = _wire(seconds)
-    ends = [round(t_s - age, 3) for age in range(seconds - 1, -1, -1) for _ in range(GPUS)]
-    fresh = {"start_s": [e - 1 for e in ends], "end_s": ends}
-    fresh |= {
-        field: [round(random.uniform(*span), 4) for _ in ends]
-        for field, span in {"utilization_mean": (0.5, 1.0), "memory_used_gib": (10.0, 70.0)}.items()
-    }
+    wire, ends = _wire(seconds), [round(t_s - age, 3) for age in range(seconds - 1, -1, -1)]
+    spans = {"utilization_mean": (0.5, 1.0), "memory_used_gib": (10.0, 70.0)}
+    fresh = {f: [round(random.uniform(*span), 4) for _ in range(seconds * GPUS)] for f, span in spans.items()}
     return {
         "cluster": "c", "group": "g", "replica": f"c-g-{node}", "index": 0, "t_s": t_s, "pid": 1, "raylet_alive": True,
         "gpus": GPUS, "interval_s": 0.1, "telemetry_error": "", "leaving": False, "dropped": 0,
         "running": [{"task_id": f"t{node}", "rank": 0, "kind": "train", "gpus": list(range(GPUS))}],
-        "windows": {**wire, "each": wire["each"] | fresh},
+        "windows": {**wire, "in_turn": {"start_s": [e - 1 for e in ends], "end_s": ends}, "each": wire["each"] | fresh},
     }  # fmt: skip
 
 

@@ -123,9 +123,9 @@ def rss_mib(pid: int) -> float:
 
 
 def settle() -> None:
-    """For a process that has loaded what it needs and makes many objects that die young: the collector leaves alone what
-    is there, and looks at what comes after some ten thousands of objects, not after hundreds. That is a fifth of the CPU
-    of a head with a thousand nodes.
+    """For a process that has loaded what it needs, and makes many objects that die young: the collector leaves alone
+    what is there, and looks at what comes after in tens of thousands, not in hundreds. Of a head with a thousand nodes
+    that saves a fifth.
     """
     gc.collect()
     gc.freeze()

@@ -171,12 +171,11 @@ class Detector:
 
 def _see_gang(task: TaskWatch, node: tuple[str, int], ranks: Sequence[RankOn], windows: Batch) -> None:
     """What the GPUs of a task's ranks on a node tell of it, second by second."""
-    places = {r.rank: sorted(i for g in r.gpus for i in windows.places.get(g, ())) for r in ranks}
-    task.see_loads(windows, sorted({i for at in places.values() for i in at}))
-    for rank, at in places.items():
-        if at:
-            task.gang.places[rank] = (*node, windows["device"][at[-1]])
-            task.gang.see_gpus(rank, windows, at)
+    task.see_loads(windows, windows.in_time(list({gpu for r in ranks for gpu in r.gpus})))
+    for r in ranks:
+        if (gpu := next((g for g in r.gpus if g in windows.places), None)) is not None:
+            task.gang.places[r.rank] = (*node, gpu)
+            task.gang.see_gpus(r.rank, windows, r.gpus)
 
 
 def _left_s(leak: Finding) -> float:

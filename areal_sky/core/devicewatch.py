@@ -85,24 +85,24 @@ class DeviceWatch:
             self._latest = self._at[0].window(self._at[1])
         return self._latest
 
-    def see(self, windows: Batch, places: Sequence[int], owner: object, calm: bool) -> None:
+    def see(self, windows: Batch, places: slice, owner: object, calm: bool) -> None:
         """Takes windows that came together, its own being at `places`. `calm`: what `is_calm` says of them.
 
         `owner` is the one run on the device, None where there is none or several.
         """
-        last = places[-1]
+        last = places.stop - 1
         self._at, self._latest, self._celsius = (windows, last), None, windows["temperature_celsius"][last]
-        ends, used, ecc = windows["end_s"], windows["memory_used_gib"], windows["ecc_uncorrected"]
-        if not calm or self._lost_s is not None or self._throttled or any(ecc[i] != self._ecc for i in places):
-            for i in places:
+        ends, ecc = windows["end_s"], windows["ecc_uncorrected"][places]
+        if not calm or self._lost_s is not None or self._throttled or ecc.count(self._ecc) < len(ecc):
+            for i in range(places.start, places.stop):
                 self._see_trouble(windows.window(i))
         if owner != self._owner:
-            self._owner, self._owner_s, self._leak = owner, ends[places[0]], None
+            self._owner, self._owner_s, self._leak = owner, ends[places.start], None
             self._memory.points.clear()
         if owner is not None and ends[last] >= max(self._owner_s + LEAK_WARM_S, self._memory.next_s):
-            for i in places:
-                if used[i] is not None and ends[i] - self._owner_s >= LEAK_WARM_S:
-                    self._memory.add(ends[i], used[i])
+            for end_s, used in zip(ends[places], windows["memory_used_gib"][places], strict=True):
+                if used is not None and end_s - self._owner_s >= LEAK_WARM_S:
+                    self._memory.add(end_s, used)
 
     def _see_trouble(self, w: GpuWindow) -> None:
         if w.validity is Validity.LOST:

@@ -60,9 +60,10 @@ class GangWatch:
         if counts is not None and (rank in counts or len(counts) < MAX_RANKS):
             counts[rank] = (value, t_s)
 
-    def see_gpus(self, rank: int, windows: Batch, places: Sequence[int]) -> None:
-        """Windows of a rank's GPUs, those at `places`, oldest first. What is not known says nothing."""
+    def see_gpus(self, rank: int, windows: Batch, gpus: Sequence[int]) -> None:
+        """Windows of a node where the rank has these GPUs. What is not known says nothing."""
         if len(self.places) >= MIN_RANKS:
+            places = windows.in_time(gpus)
             ends, loads, clocks = windows["end_s"], windows["utilization_mean"], windows["sm_clock_mhz"]
             _keep(self._loads, rank, [(ends[i], loads[i]) for i in places])
             _keep(self._clocks, rank, [(ends[i], clocks[i]) for i in places])

@@ -1,6 +1,6 @@
-"""Windows on their way to the head, as columns: a field that is alike for all of a heartbeat's windows travels once,
-one that is alike for all of a device's once per device. That is cheap to parse and to look through, since most of what
-the head asks of windows it can ask of a whole column.
+"""Windows on their way to the head, as columns. What is alike for all of a heartbeat's windows travels once, what is
+alike for all of a device's once per device, times once for all devices. That is cheap to parse and to look through,
+since most of what the head asks of windows it can ask of a whole column.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from areal_sky.core.telemetry import GpuWindow, Validity
 FIELDS = tuple(f.name for f in fields(GpuWindow))
 MAX_DEVICES = 256  # of one node
 _NEEDED = frozenset(("device", "name", "start_s", "end_s", "utilization_mean", "valid_frac", "validity"))
-_DIGITS = {"start_s": 3, "end_s": 3}
+_DIGITS = {"s": 3, "frac": 4, "mean": 4, "p95": 4, "max": 4, "gib": 3}  # by the end of a field's name; else 1
 _VALIDITIES = {v.value: v for v in Validity}
 _LOADS = ("utilization_mean", "utilization_p95", "utilization_max")
-_cells = attrgetter(*FIELDS)
+_cells, _device = attrgetter(*FIELDS), attrgetter("device")
 
 Column = list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Windows of one node, each device's oldest first: `columns[field][i]` is that of window `i`.
+    """Windows of one node, by device, each device's oldest first: `columns[field][i]` is that of window `i`.
 
     `places` tells which windows are a device's. Times are on the head's clock, but `sent_end_s` is on the node's.
     """
 
     columns: Mapping[str, Column]
-    places: Mapping[int, list[int]]
+    places: Mapping[int, slice]
     sent_end_s: Sequence[float]
 
     def __len__(self) -> int:
@@ -49,38 +49,59 @@ class Batch:
 
     def newer(self, seen: dict[int, float], ends_s: Sequence[float], slack_s: float = 0.0) -> Batch:
         """Those windows that ended (by `ends_s`) later than `seen` tells of their device, which then tells of them."""
-        fresh: list[int] = []
-        for i, device in enumerate(self.columns["device"]):
-            if ends_s[i] > seen.get(device, -math.inf) + slack_s:
-                seen[device] = ends_s[i]
-                fresh.append(i)
-        if len(fresh) == len(ends_s):
-            return self
-        columns = {field: [column[i] for i in fresh] for field, column in self.columns.items()}
-        return Batch(columns, _places(columns["device"]), [self.sent_end_s[i] for i in fresh])
+        batch = self
+        if ends_s and min(ends_s) <= max(seen.values(), default=-math.inf) + slack_s:
+            devices = self.columns["device"]
+            fresh = [i for i, d in enumerate(devices) if ends_s[i] > seen.get(d, -math.inf) + slack_s]
+            if len(fresh) < len(devices):
+                batch = self.those(fresh)
+                ends_s = [ends_s[i] for i in fresh]
+        for device, at in batch.places.items():
+            seen[device] = ends_s[at.stop - 1]
+        return batch
+
+    def those(self, order: Sequence[int]) -> Batch:
+        """The windows at these places, in this order, which must be by device."""
+        columns = {field: [column[i] for i in order] for field, column in self.columns.items()}
+        return Batch(columns, _slices(columns["device"]), [self.sent_end_s[i] for i in order])
+
+    def in_time(self, devices: Sequence[int]) -> list[int]:
+        """The places of these devices' windows, oldest first."""
+        ends = self.columns["end_s"]
+        found = [i for d in devices if (at := self.places.get(d)) is not None for i in range(at.start, at.stop)]
+        return sorted(found, key=ends.__getitem__)
 
 
 def batch_of(windows: Sequence[GpuWindow]) -> Batch:
     """Windows that have not travelled."""
     cells = zip(*map(_cells, windows), strict=True) if windows else [()] * len(FIELDS)
     columns = {field: list(column) for field, column in zip(FIELDS, cells, strict=True)}
-    return Batch(columns, _places(columns["device"]), columns["end_s"])
+    return _ordered(Batch(columns, _slices(sorted(columns["device"])), columns["end_s"]))
+
+
+def with_nan(column: Column) -> list[float]:
+    """Numbers, not a number where they are not known."""
+    return [math.nan if v is None else v for v in column] if None in column else column
 
 
 def to_wire(windows: Sequence[GpuWindow]) -> dict[str, dict[str, Any]]:
-    """The windows as JSON values: {"same": {field: value}, "per_device": {field: one value of each device, in the order
-    in which they are first met}, "each": {field: one value of each window}}, rounded to what they can mean.
+    """The windows as JSON values, by device and by time, rounded to what they can mean: {"same": {field: value},
+    "per_device": {field: a value of each device}, "in_turn": {field: those of one device's windows, and again of the
+    next one's}, "each": {field: a value of each window}}.
     """
     batch = batch_of(windows)
-    firsts = [at[0] for at in batch.places.values()]
-    wire: dict[str, dict[str, Any]] = {"same": {}, "per_device": {}, "each": {"device": batch["device"]}}
+    slices = batch.places.values()
+    turn = len(windows) // max(1, len(slices))
+    wire: dict[str, dict[str, Any]] = {"same": {}, "per_device": {}, "in_turn": {}, "each": {"device": batch["device"]}}
     for field in FIELDS[1:] if windows else ():
-        digits = _DIGITS.get(field, 4)
+        digits = _DIGITS.get(field.rpartition("_")[2], 1)
         column = [round(v, digits) if isinstance(v, float) else v for v in batch[field]]
         if column.count(column[0]) == len(column):
             wire["same"][field] = column[0]
-        elif all(column[i] == column[at[0]] for at in batch.places.values() for i in at):
-            wire["per_device"][field] = [column[i] for i in firsts]
+        elif all(column[at].count(column[at.start]) == at.stop - at.start for at in slices):
+            wire["per_device"][field] = [column[at.start] for at in slices]
+        elif column == column[:turn] * len(slices):
+            wire["in_turn"][field] = column[:turn]
         else:
             wire["each"][field] = column
     return wire
@@ -94,22 +115,23 @@ def read_windows(wire: Any, shift_s: float) -> Batch:
     """
     if isinstance(wire, list):
         each = _of_objects(cast("list[Mapping[str, Any]]", wire))
-        same: dict[str, Any] = {}
-        per_device: dict[str, Any] = {}
+        same = per_device = in_turn = dict[str, Any]()
     else:
-        same, per_device, each = wire["same"], wire["per_device"], wire["each"]
+        same, per_device, in_turn, each = wire["same"], wire["per_device"], wire["in_turn"], wire["each"]
     devices: Column = each["device"]
     if not all(type(d) is int and 0 <= d < MAX_DEVICES for d in devices):
         raise ValueError("a device that is none")
-    places, count = _places(devices), len(devices)
+    numbers, count = sorted(set(devices)), len(devices)
     columns: dict[str, Column] = {"device": devices}
     for field in FIELDS[1:]:
         check = _CHECKS.get(field, _numbers)
         if field in each:
             column = check(each[field])
         elif field in per_device:
-            told = dict(zip(places, check(per_device[field]), strict=True))
+            told = dict(zip(numbers, check(per_device[field]), strict=True))
             column = [told[d] for d in devices]
+        elif field in in_turn:
+            column = check(in_turn[field]) * len(numbers)
         elif field in same or field not in _NEEDED or not count:
             column = check([same.get(field)] if count else []) * count
         else:
@@ -118,20 +140,31 @@ def read_windows(wire: Any, shift_s: float) -> Batch:
             raise ValueError(f"{len(column)} values of {field} for {count} windows")
         columns[field] = column
     _agree(columns)
-    sent_end_s = columns["end_s"]
-    if shift_s:
-        columns["start_s"] = [t + shift_s for t in columns["start_s"]]
-        columns["end_s"] = [t + shift_s for t in sent_end_s]
-    return Batch(columns, places, sent_end_s)
+    batch = _ordered(Batch(columns, _slices(sorted(devices)), columns["end_s"]))
+    if not shift_s:
+        return batch
+    later = {field: [t + shift_s for t in batch[field]] for field in ("start_s", "end_s")}
+    return Batch({**batch.columns, **later}, batch.places, batch.sent_end_s)
 
 
-def _places(devices: Column) -> dict[int, list[int]]:
-    places: dict[int, list[int]] = {}
-    for i, device in enumerate(devices):
-        if device in places:
-            places[device].append(i)
-        else:
-            places[device] = [i]
+def _ordered(batch: Batch) -> Batch:
+    """By device and by time, as it nearly always is already, and of each device but one window of a time."""
+    devices, ends = batch["device"], batch["end_s"]
+    if devices == sorted(devices) and all(ends[at] == sorted(set(ends[at])) for at in batch.places.values()):
+        return batch
+    order = {(device, end_s): i for i, (device, end_s) in enumerate(zip(devices, ends, strict=True))}
+    return batch.those([i for _, i in sorted(order.items())])
+
+
+def _slices(devices: Column) -> dict[int, slice]:
+    """Where each device's windows are, which follow each other."""
+    places: dict[int, slice] = {}
+    start = 0
+    while start < len(devices):
+        device = devices[start]
+        stop = start + devices.count(device)
+        places[device] = slice(start, stop)
+        start = stop
     return places
 
 

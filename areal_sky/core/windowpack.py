@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from areal_sky.core.telemetry import Validity
-from areal_sky.core.windowcodec import Batch
+from areal_sky.core.windowcodec import Batch, with_nan
 
 _RECORD = struct.Struct("<BBHHB8e")
 _CODES = {v: i for i, v in enumerate(Validity)}
@@ -49,17 +49,21 @@ def pack(base_s: float, batch: Batch) -> bytes:
     starts, ends = batch["start_s"], batch["end_s"]
     columns = (
         batch["device"], [_CODES[v] for v in batch["validity"]],
-        [min(65535, max(0, round((e - base_s) / _TICK_S))) for e in ends],
-        [min(65535, max(0, round((e - s) / _TICK_S))) for s, e in zip(starts, ends, strict=True)],
-        [min(255, max(0, round(v * 255))) for v in batch["valid_frac"]],
-        *([_NAN if v is None else v for v in batch[field]] for field in _NUMBERS),
+        [round((e - base_s) / _TICK_S) for e in ends],
+        [round((e - s) / _TICK_S) for s, e in zip(starts, ends, strict=True)],
+        [round(v * 255) for v in batch["valid_frac"]],
+        *(with_nan(batch[field]) for field in _NUMBERS),
     )  # fmt: skip
     layout = "<" + _RECORD.format[1:] * len(ends)  # records have no gaps, so all go at once
     try:
         return struct.pack(layout, *chain.from_iterable(zip(*columns, strict=True)))
-    except (OverflowError, struct.error):  # more than a half float holds
-        cut = ([v if v != v else min(_MOST, max(-_MOST, v)) for v in column] for column in columns[5:])
-        return struct.pack(layout, *chain.from_iterable(zip(*columns[:5], *cut, strict=True)))
+    except (OverflowError, struct.error):  # more than fits in
+        limits = ((0, 255), (0, 255), (0, 65535), (0, 65535), (0, 255), *[(-_MOST, _MOST)] * len(_NUMBERS))
+        cut = (
+            [v if v != v else min(most, max(least, v)) for v in column]
+            for column, (least, most) in zip(columns, limits, strict=True)
+        )
+        return struct.pack(layout, *chain.from_iterable(zip(*cut, strict=True)))
 
 
 def unpack(base_s: float, data: bytes) -> Iterator[Kept]:

@@ -17,7 +17,7 @@ from areal_sky.core.heartbeat import Heartbeat, RankOn
 from areal_sky.core.nodeenv import DEFAULT_LEASE_S, GroupShape
 from areal_sky.core.sampling import beat_every_s
 from areal_sky.core.telemetry import STALE_AFTER_S, GpuWindow, LoadReading, Validity, freshness, replica_load
-from areal_sky.core.windowcodec import FIELDS, Batch
+from areal_sky.core.windowcodec import FIELDS, Batch, with_nan
 from areal_sky.core.windowpack import pack
 
 KEEP_WINDOWS = 120  # per GPU, at hand
@@ -156,18 +156,16 @@ class TelemetryHub:
     # ------------------------------------------------------------ inside, the lock held
 
     def _take(self, key: NodeKey, node: _NodeRecord, windows: Batch, now_s: float) -> None:
-        starts, ends, means = windows["start_s"], windows["end_s"], windows["utilization_mean"]
+        starts, ends, means = windows["start_s"], windows["end_s"], with_nan(windows["utilization_mean"])
         for device, places in windows.places.items():
             series = node.series.get(device)
             if series is None:
                 series = node.series[device] = Series(KEEP_WINDOWS)
-            series.extend([starts[i] for i in places], [ends[i] for i in places], [means[i] for i in places])
-            node.latest[device] = (windows, places[-1])
-        used = windows["memory_used_gib"]
-        for device, task_id in node.owners.items():
-            held = [gib for i in windows.places.get(device, ()) if (gib := used[i]) is not None]
-            if held:
-                self._note_peak(task_id, max(held), now_s)
+            series.extend(starts[places], ends[places], means[places])
+            node.latest[device] = (windows, places.stop - 1)
+            if (task_id := node.owners.get(device)) is not None:
+                held = [gib for gib in windows["memory_used_gib"][places] if gib is not None]
+                self._note_peak(task_id, max(held, default=0.0), now_s)
         if self._store is not None:
             if node.block and not node.block_s[0] <= ends[-1] < node.block_until_s:
                 self._put_away(key, node)
