@@ -40,7 +40,7 @@ NODES = 1000
 GPUS = 8
 WARM_S, MEASURED_S = 12.0, 20.0
 PAST_S, PAST_STEP_S = 150, 15  # taken in beforehand, so that what is kept at hand is full
-CONNECTIONS = 50
+CONNECTIONS = 200
 TOKEN = "node-token"
 
 
