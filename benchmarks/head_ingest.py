@@ -17,16 +17,20 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from areal_sky.adapters.processes import settle
 from areal_sky.adapters.windowstore import WindowStore
 from areal_sky.core.anomaly import Run
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.sampling import beat_every_s
 from areal_sky.core.telemetry import GpuWindow, Validity
-from areal_sky.core.windowcodec import FIELDS, to_row
+from areal_sky.core.windowcodec import to_wire
 from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.hub import TelemetryHub
 from areal_sky.run.tending import Running
@@ -36,7 +40,7 @@ NODES = 1000
 GPUS = 8
 WARM_S, MEASURED_S = 12.0, 20.0
 PAST_S, PAST_STEP_S = 150, 15  # taken in beforehand, so that what is kept at hand is full
-CONNECTIONS = 50
+CONNECTIONS = 200
 TOKEN = "node-token"
 
 
@@ -99,7 +103,7 @@ def head(folder: str) -> None:
     for second in range(0, PAST_S, PAST_STEP_S):
         t_s = now_s - PAST_S + second
         for node in range(NODES):
-            hub.ingest(_body(node, t_s, PAST_STEP_S), t_s)
+            hub.ingest(read_heartbeat(_body(node, t_s, PAST_STEP_S), t_s), t_s)
     service: Any = _Service()
     watch = Watch(service, AlertStore(Path(folder) / "alerts.db"), service.head_env)
     threading.Thread(target=watch.run, args=(threading.Event(),), daemon=True).start()
@@ -108,30 +112,44 @@ def head(folder: str) -> None:
     listening.bind(("127.0.0.1", 0))
     listening.listen(256)
     server = uvicorn.Server(uvicorn.Config(app, ws="none", log_level="warning", access_log=False))
+    settle()
     print(listening.getsockname()[1], flush=True)
     server.run(sockets=[listening])
 
 
-_ROW = to_row(
-    GpuWindow(
-        0, "NVIDIA H100 80GB HBM3", 0.0, 1.0, 0.5, 0.9, 1.0, 40.0, 80.0, 61.0, 512.3, 1.0, Validity.KNOWN, "",
-        "GPU-5f3a1c2e-0000-0000-0000-000000000000", 1980.0, 2619.0, (), 0, 0, 431.2, 12.5, 0.0,
-    )
+_WINDOW = GpuWindow(
+    0, "NVIDIA H100 80GB HBM3", 0.0, 1.0, 0.5, 0.9, 1.0, 40.0, 80.0, 61.0, 512.3, 1.0, Validity.KNOWN, "",
+    "GPU-5f3a1c2e-0000-0000-0000-000000000000", 1980.0, 2619.0, (), 0, 0, 431.2, 12.5, 0.0, None, ((4242, 40.0),),
 )  # fmt: skip
 
 
+@cache
+def _wire(seconds: int) -> dict[str, dict[str, Any]]:
+    """Windows in which all differs that would; clocks and processes are read each 5 s only."""
+    draw = random.Random(0).uniform
+    windows = [
+        replace(
+            _WINDOW, device=device, start_s=second, end_s=second + 1, utilization_mean=draw(0.5, 1),
+            utilization_p95=draw(0.9, 1), memory_used_gib=draw(10, 70), temperature_celsius=draw(50, 75),
+            power_watts=draw(300, 700), uuid=f"GPU-5f3a1c2e-0000-0000-0000-{device:012}",
+            sm_clock_mhz=1980.0 - 15 * (device % 3), pcie_rx_mib_s=draw(0, 900), pcie_tx_mib_s=draw(0, 900),
+            nvlink_mib_s=draw(0, 9000), processes=((4242 + device, 40.0 + device),),
+        )
+        for second in range(seconds)
+        for device in range(GPUS)
+    ]  # fmt: skip
+    return to_wire(windows)
+
+
 def _body(node: int, t_s: float, seconds: int) -> dict[str, Any]:
-    windows: list[list[Any]] = []
-    for age in range(seconds - 1, -1, -1):
-        for device in range(GPUS):
-            row = list(_ROW)
-            row[0], row[2], row[3] = device, t_s - age - 1, t_s - age
-            row[4], row[7] = round(random.random(), 4), round(random.uniform(10, 70), 4)
-            windows.append(row)
+    wire, ends = _wire(seconds), [round(t_s - age, 3) for age in range(seconds - 1, -1, -1)]
+    spans = {"utilization_mean": (0.5, 1.0), "memory_used_gib": (10.0, 70.0)}
+    fresh = {f: [round(random.uniform(*span), 4) for _ in range(seconds * GPUS)] for f, span in spans.items()}
     return {
         "cluster": "c", "group": "g", "replica": f"c-g-{node}", "index": 0, "t_s": t_s, "pid": 1, "raylet_alive": True,
-        "gpus": GPUS, "interval_s": 0.1, "telemetry_error": "", "leaving": False, "dropped": 0, "fields": FIELDS,
-        "running": [{"task_id": f"t{node}", "rank": 0, "kind": "train", "gpus": list(range(GPUS))}], "windows": windows,
+        "gpus": GPUS, "interval_s": 0.1, "telemetry_error": "", "leaving": False, "dropped": 0,
+        "running": [{"task_id": f"t{node}", "rank": 0, "kind": "train", "gpus": list(range(GPUS))}],
+        "windows": {**wire, "in_turn": {"start_s": [e - 1 for e in ends], "end_s": ends}, "each": wire["each"] | fresh},
     }  # fmt: skip
 
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 
 from areal_sky.core.alertrules import RuleWatch
 from areal_sky.core.alerts import AlertBook, Change
-from areal_sky.core.anomaly import Detector, RankOn, Run
+from areal_sky.core.anomaly import Detector, Run
+from areal_sky.core.heartbeat import RankOn
 from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import batch_of
 from areal_sky.spec.cluster import AlertSpec
 
 GPUS = 8
@@ -83,7 +85,7 @@ class Gang:
         changes: list[tuple[float, Change]] = []
         arrives_s = self.t_s + self.phase
         self.detector.run([Run(TASK, 1, self._low_s > 0)], self.t_s)
-        self.detector.heard("c-main-0", 0, ranks, windows)
+        self.detector.heard("c-main-0", 0, ranks, batch_of(windows))
         looks = [arrives_s] if any(w.validity is Validity.LOST for w in windows) else []
         looks += [self.t_s + LOOK_S * i for i in (1, 2) if self.t_s + LOOK_S * i >= arrives_s or i == 2]
         for look_s in looks[:2]:

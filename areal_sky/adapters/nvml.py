@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from areal_sky.adapters.lanes import Lanes
@@ -94,7 +93,7 @@ class NvmlGpuReader:
         number = device.number
         sample = self._samples.get(number)
         if sample is not None and sample.t_s >= now_s - REPEAT_S:
-            return replace(sample, xid=self._xids.pop(number)) if number in self._xids else sample
+            return sample._replace(xid=self._xids.pop(number)) if number in self._xids else sample
         t_s = now_s if sample is None else sample.t_s
         silent_s = max(self._lanes.held_s(number), now_s - t_s)
         return _blank(device, t_s, Validity.STALE, f"NVML has not answered for {silent_s:.1f} s")

@@ -6,7 +6,8 @@ Takes the pynvml module that `adapters/nvml.py` imported. Facts are from NVIDIA'
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,14 @@ THROTTLE = {
 }  # fmt: skip
 
 
+# pynvml's own structures run Python code at each access to a field, so ours are read by layout.
+_SAMPLE = struct.Struct("@QQ")  # nvmlSample_t: when, what
+_FIELD = struct.Struct("@IIqqIIQ")  # nvmlFieldValue_t: which, scope, when, latency, type, error, what
+_UINT = 0xFFFFFFFF  # of a union whose member is an unsigned int
+
+
 class _Memory(ctypes.Structure):
-    """nvmlMemory_v2_t. pynvml's own class runs Python code at each access to a field."""
+    """nvmlMemory_v2_t."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint if name == "version" else ctypes.c_ulonglong)
@@ -55,6 +62,7 @@ class Device:
     read_s: float = 0.0
     due_s: float = 0.0  # until then memory alone is asked for
     samples: Any = None  # room for the driver's measurements
+    fields: Any = None  # and for its counters
     measured_us: int = 0  # the newest of these, by the driver's clock
     utilization: float | None = None
     news_s: float = 0.0  # when one of them was new (monotonic, as all times here)
@@ -75,6 +83,10 @@ class DeviceFields:
             nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired, nvml.NVMLError_DriverNotLoaded,
             nvml.NVMLError_Uninitialized, nvml.NVMLError_LibRmVersionMismatch,
         )  # fmt: skip
+        # Power in mW, ECC uncorrected and corrected, bytes sent and received by PCIe, KiB by NVLink (of ALL_LINKS).
+        # NVML_FI_DEV_*: older pynvml lacks some of the names.
+        ecc = nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL
+        self._counter_ids = (185, *ecc, 197, 198, 138, 139)
 
     def ask_memory(self, d: Device, now_s: float) -> bool:
         """Ask an opened device for what is due at each read; True if that is all that is due now (`sample` it then).
@@ -193,8 +205,8 @@ class DeviceFields:
         try:
             if d.samples is None:
                 _, kept = nvml.nvmlDeviceGetSamples(d.handle, kind.value, 0)
-                d.samples = (nvml.c_nvmlSample_t * max(64, 2 * len(kept)))()
-            count.value = len(d.samples)
+                d.samples = ctypes.create_string_buffer(_SAMPLE.size * max(64, 2 * len(kept)))
+            count.value = len(d.samples) // _SAMPLE.size
             code = nvml.nvmlLib.nvmlDeviceGetSamples(
                 d.handle, kind, since, ctypes.byref(value_type), ctypes.byref(count), d.samples
             )
@@ -207,8 +219,8 @@ class DeviceFields:
         except nvml.NVMLError:
             d.unsupported.add("samples")
             return []
-        told = ((s.timeStamp, s.sampleValue.uiVal) for s in d.samples[: count.value])
-        return sorted(s for s in told if s[0] > d.measured_us)
+        told = _SAMPLE.iter_unpack(d.samples.raw[: count.value * _SAMPLE.size])
+        return sorted((us, percent & _UINT) for us, percent in told if us > d.measured_us)
 
     def _read_rare(self, d: Device) -> None:
         nvml = self._nvml
@@ -239,13 +251,14 @@ class DeviceFields:
 
         Rates come from byte counters, since `nvmlDeviceGetPcieThroughput` measures for 20 ms while one waits.
         """
-        nvml = self._nvml
-        watts, corrected, uncorrected = 185, nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL
-        tx, rx, link_tx, link_rx = 197, 198, 138, 139  # NVML_FI_DEV_*: older pynvml lacks some of the names
-        wanted = [(f, 0) for f in (watts, uncorrected, corrected, tx, rx)]
-        wanted += [(link_tx, ALL_LINKS), (link_rx, ALL_LINKS)]
-        told = self.ask(d, "counters", nvml.nvmlDeviceGetFieldValues, wanted) or ()
-        now = {f.fieldId: (f.timestamp, _count(nvml, f)) for f in told if f.nvmlReturn == nvml.NVML_SUCCESS}
+        watts, uncorrected, corrected, tx, rx, link_tx, link_rx = self._counter_ids
+        told = self.ask(d, "counters", self._ask_counters, d) or ()
+        ok, uint = self._nvml.NVML_SUCCESS, self._nvml.NVML_VALUE_TYPE_UNSIGNED_INT
+        now = {
+            which: (us, count & _UINT if kind == uint else count)
+            for which, _, us, _, kind, error, count in told
+            if error == ok
+        }
         before, d.counters = d.counters, now
 
         def per_s(counter: int, unit: int) -> float | None:
@@ -259,11 +272,18 @@ class DeviceFields:
         counts = (now.get(f, (0, None))[1] for f in (watts, uncorrected, corrected))
         return (*counts, per_s(rx, 1024**2), per_s(tx, 1024**2), both)
 
-
-
-def _count(nvml: Any, told: Any) -> int:
-    """Whichever of the union's members the driver filled in (`nvmlValueType_t`)."""
-    return int(told.value.uiVal if told.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT else told.value.ullVal)
+    def _ask_counters(self, handle: Any, d: Device) -> Iterator[tuple[int, ...]]:
+        """Raises NVMLError."""
+        nvml, ids = self._nvml, self._counter_ids
+        if d.fields is None:
+            scopes = [0] * (len(ids) - 2) + [ALL_LINKS] * 2
+            asked = [_FIELD.pack(which, scope, *[0] * 5) for which, scope in zip(ids, scopes, strict=True)]
+            d.fields = ctypes.create_string_buffer(b"".join(asked), _FIELD.size * len(ids))
+        call = getattr(nvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        code = nvml.NVML_ERROR_FUNCTION_NOT_FOUND if call is None else call(handle, len(ids), d.fields)
+        if code != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(code)
+        return _FIELD.iter_unpack(d.fields.raw)
 
 
 def _float(value: Any) -> float | None:

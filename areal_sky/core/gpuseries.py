@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from areal_sky.core.telemetry import Validity
@@ -22,29 +23,27 @@ class Point(NamedTuple):
 class Series:
     """The last `keep` points, oldest first: 24 bytes each, and for a while a quarter more of them."""
 
-    __slots__ = ("_ends", "_keep", "_means", "_starts")
+    __slots__ = ("_kept", "_most")
 
     def __init__(self, keep: int):
-        self._keep = keep
-        self._starts, self._ends, self._means = array("d"), array("d"), array("d")
+        self._most = 3 * keep
+        self._kept = array("d")  # start, end and mean of each: one place of memory to touch for each heartbeat
 
-    def add(self, start_s: float, end_s: float, mean: float | None) -> None:
-        self._starts.append(start_s)
-        self._ends.append(end_s)
-        self._means.append(math.nan if mean is None else mean)
-        if len(self._ends) >= self._keep + max(1, self._keep // 4):
-            for column in (self._starts, self._ends, self._means):
-                del column[: -self._keep]
+    def extend(self, starts_s: Sequence[float], ends_s: Sequence[float], means: Sequence[float]) -> None:
+        """Takes points; a mean that is not known is not a number."""
+        self._kept.extend(chain.from_iterable(zip(starts_s, ends_s, means, strict=True)))
+        if len(self._kept) >= self._most + max(3, self._most // 4):
+            del self._kept[: -self._most]
 
     def since(self, from_s: float) -> list[Point]:
         """Points that ended after `from_s`, oldest first; the latest one in any case."""
-        first = max(0, len(self._ends) - self._keep)
-        i = len(self._ends)
-        while i > first and (self._ends[i - 1] > from_s or i == len(self._ends)):
-            i -= 1
+        kept = self._kept[-self._most :]
+        i = len(kept)
+        while i > 0 and (kept[i - 2] > from_s or i == len(kept)):
+            i -= 3
         return [
             Point(s, e, None if math.isnan(m) else m)
-            for s, e, m in zip(self._starts[i:], self._ends[i:], self._means[i:], strict=True)
+            for s, e, m in zip(kept[i::3], kept[i + 1 :: 3], kept[i + 2 :: 3], strict=True)
         ]
 
 

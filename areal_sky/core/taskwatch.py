@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from areal_sky.core.baseline import Series, Usual, usual
 from areal_sky.core.findings import Finding, Kind, Where
 from areal_sky.core.gangwatch import GangWatch
+from areal_sky.core.windowcodec import Batch
 from areal_sky.units import format_duration
 
 # How reports are read, by their names. `_per_s`: work per time. `step_time`: time per work. A counter rises with work.
@@ -73,20 +74,28 @@ class TaskWatch:
             self._progress_s = now_s if self._progress_s is not None else None
         self._phase_low = low
 
-    def see_load(self, utilization: float | None, start_s: float, end_s: float) -> None:
-        """A window of one of its GPUs; None: not known, which says nothing."""
-        if utilization is None:
-            return
-        self._seen_s = end_s if self._seen_s is None else max(self._seen_s, end_s)
-        if utilization > max(IDLE_LEAST, IDLE_FRAC * self._usual_load):
+    def see_loads(self, windows: Batch, places: Iterable[int]) -> None:
+        """Windows of its GPUs, those at `places`, oldest first. A load that is not known says nothing."""
+        loads, starts, ends = windows["utilization_mean"], windows["start_s"], windows["end_s"]
+        seen_s, busy_s, worked_s, usual_load = self._seen_s, self._busy_s, self._worked_s, self._usual_load
+        for i in places:
+            load = loads[i]
+            if load is None:
+                continue
+            start_s, end_s = starts[i], ends[i]
+            if seen_s is None or end_s > seen_s:
+                seen_s = end_s
+            if load <= IDLE_LEAST or load <= IDLE_FRAC * usual_load:
+                continue
             # A slow mean of what busy seconds look like: about a minute of one GPU.
-            self._usual_load += (utilization - self._usual_load) / 60.0 if self._worked_s else utilization
-            if self._busy_s is None or end_s > self._busy_s:
-                pause_s = 0.0 if self._busy_s is None else start_s - self._busy_s
-                if pause_s > 1.0 and self._worked_s >= LOADED_S and not self._phase_low:
+            usual_load += (load - usual_load) / 60.0 if worked_s else load
+            if busy_s is None or end_s > busy_s:
+                pause_s = 0.0 if busy_s is None else start_s - busy_s
+                if pause_s > 1.0 and worked_s >= LOADED_S and not self._phase_low:
                     self._pauses.append(min(pause_s, LONGEST_PAUSE_S))
-                self._worked_s += min(end_s - (self._busy_s or start_s), end_s - start_s)
-                self._busy_s = end_s
+                worked_s += min(end_s - (busy_s or start_s), end_s - start_s)
+                busy_s = end_s
+        self._seen_s, self._busy_s, self._worked_s, self._usual_load = seen_s, busy_s, worked_s, usual_load
 
     def see_report(self, t_s: float, values: Mapping[str, float], rank: int | None = None) -> None:
         """Values that it tells of itself, NaN and infinities included."""

@@ -1,123 +1,240 @@
-"""Windows on their way to the head: rows of a table, so that names of fields travel once per heartbeat."""
+"""Windows on their way to the head, as columns. What is alike for all of a heartbeat's windows travels once, what is
+alike for all of a device's once per device, times once for all devices. That is cheap to parse and to look through,
+since most of what the head asks of windows it can ask of a whole column.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, cast
 
 from areal_sky.core.telemetry import GpuWindow, Validity
 
 FIELDS = tuple(f.name for f in fields(GpuWindow))
 MAX_DEVICES = 256  # of one node
-_DEVICE, _START, _END, _MEAN, _VALIDITY = (
-    FIELDS.index(f) for f in ("device", "start_s", "end_s", "utilization_mean", "validity")
-)
-_THROTTLE, _PROCESSES = FIELDS.index("throttle"), FIELDS.index("processes")
+_NEEDED = frozenset(("device", "name", "start_s", "end_s", "utilization_mean", "valid_frac", "validity"))
+_DIGITS = {"s": 3, "frac": 4, "mean": 4, "p95": 4, "max": 4, "gib": 3}  # by the end of a field's name; else 1
 _VALIDITIES = {v.value: v for v in Validity}
-_NEEDED = ("device", "name", "start_s", "end_s", "utilization_mean", "valid_frac", "validity")
-_NUMBERS = tuple(
-    i for i, f in enumerate(FIELDS)
-    if f.endswith(("_mean", "_p95", "_max", "_gib", "_celsius", "_watts", "_frac", "_mhz", "_mib_s"))
-    or f.startswith(("ecc_", "xid"))
-)  # fmt: skip
-_TEXTS = tuple(FIELDS.index(f) for f in ("name", "error", "uuid"))
-_DIGITS = {"start_s": 3, "end_s": 3}
+_LOADS = ("utilization_mean", "utilization_p95", "utilization_max")
+_cells, _device = attrgetter(*FIELDS), attrgetter("device")
 
-Row = list[Any]
+Column = list[Any]
 
 
-def to_row(w: GpuWindow) -> Row:
-    """The window as a row of `FIELDS`, numbers rounded to what they can mean."""
-    row: Row = [getattr(w, f) for f in FIELDS]
-    row[_VALIDITY] = w.validity.value
-    for i, value in enumerate(row):
-        if isinstance(value, float):
-            row[i] = round(value, _DIGITS.get(FIELDS[i], 4))
-    return row
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Windows of one node, by device, each device's oldest first: `columns[field][i]` is that of window `i`.
 
-
-def rows_of(heartbeat: Mapping[str, Any]) -> list[Row]:
-    """The rows of a heartbeat, checked. Windows may be objects too, and fields that are not sent are None.
-
-    Raises KeyError, TypeError or ValueError when any of them is damaged.
+    `places` tells which windows are a device's. Times are on the head's clock, but `sent_end_s` is on the node's.
     """
-    sent: Any = heartbeat.get("windows", ())
-    names: Any = heartbeat.get("fields")
-    if names is None:
-        rows = [_by_name(w) for w in sent]
-    elif tuple(names) == FIELDS:
-        rows = cast("list[Row]", sent)
-    else:  # a node of another version
-        rows = [_by_name(dict(zip(names, w, strict=True))) for w in sent]
-    for row in rows:
-        _check(row)
-    return rows
+
+    columns: Mapping[str, Column]
+    places: Mapping[int, slice]
+    sent_end_s: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.sent_end_s)
+
+    def __getitem__(self, field: str) -> Column:
+        return self.columns[field]
+
+    def window(self, i: int) -> GpuWindow:
+        return GpuWindow(*[column[i] for column in self.columns.values()])
+
+    def windows(self) -> list[GpuWindow]:
+        return list(map(GpuWindow, *self.columns.values()))
+
+    def newer(self, seen: dict[int, float], ends_s: Sequence[float], slack_s: float = 0.0) -> Batch:
+        """Those windows that ended (by `ends_s`) later than `seen` tells of their device, which then tells of them."""
+        batch = self
+        if ends_s and min(ends_s) <= max(seen.values(), default=-math.inf) + slack_s:
+            devices = self.columns["device"]
+            fresh = [i for i, d in enumerate(devices) if ends_s[i] > seen.get(d, -math.inf) + slack_s]
+            if len(fresh) < len(devices):
+                batch = self.those(fresh)
+                ends_s = [ends_s[i] for i in fresh]
+        for device, at in batch.places.items():
+            seen[device] = ends_s[at.stop - 1]
+        return batch
+
+    def those(self, order: Sequence[int]) -> Batch:
+        """The windows at these places, in this order, which must be by device."""
+        columns = {field: [column[i] for i in order] for field, column in self.columns.items()}
+        return Batch(columns, _slices(columns["device"]), [self.sent_end_s[i] for i in order])
+
+    def in_time(self, devices: Sequence[int]) -> list[int]:
+        """The places of these devices' windows, oldest first."""
+        ends = self.columns["end_s"]
+        found = [i for d in devices if (at := self.places.get(d)) is not None for i in range(at.start, at.stop)]
+        return sorted(found, key=ends.__getitem__)
 
 
-def from_row(row: Row, shift_s: float = 0.0) -> GpuWindow:
-    """The window of a checked row, `shift_s` later."""
-    values = [*row]
-    values[_START] += shift_s
-    values[_END] += shift_s
-    values[_VALIDITY] = _VALIDITIES[row[_VALIDITY]]
-    throttle, processes = row[_THROTTLE], row[_PROCESSES]
-    values[_THROTTLE] = None if throttle is None else tuple(map(str, throttle))
-    values[_PROCESSES] = tuple((int(pid), float(gib)) for pid, gib in processes) if processes else ()
-    return GpuWindow(*values)
+def batch_of(windows: Sequence[GpuWindow]) -> Batch:
+    """Windows that have not travelled."""
+    cells = zip(*map(_cells, windows), strict=True) if windows else [()] * len(FIELDS)
+    columns = {field: list(column) for field, column in zip(FIELDS, cells, strict=True)}
+    return _ordered(Batch(columns, _slices(sorted(columns["device"])), columns["end_s"]))
 
 
-def windows_of(heartbeat: Mapping[str, Any], now_s: float, *, checked: bool = False) -> list[GpuWindow]:
-    """The windows of a heartbeat on the head's clock, which showed `now_s` when it came. Raises as `rows_of` does.
+def with_nan(column: Column) -> list[float]:
+    """Numbers, not a number where they are not known."""
+    return [math.nan if v is None else v for v in column] if None in column else column
 
-    `checked`: `rows_of` has been over it before, which mends rows in place.
+
+def to_wire(windows: Sequence[GpuWindow]) -> dict[str, dict[str, Any]]:
+    """The windows as JSON values, by device and by time, rounded to what they can mean: {"same": {field: value},
+    "per_device": {field: a value of each device}, "in_turn": {field: those of one device's windows, and again of the
+    next one's}, "each": {field: a value of each window}}.
     """
-    shift_s = now_s - float(heartbeat["t_s"])
-    as_they_are = checked and tuple(heartbeat.get("fields") or ()) == FIELDS
-    rows = cast("list[Row]", heartbeat["windows"]) if as_they_are else rows_of(heartbeat)
-    return [from_row(row, shift_s) for row in rows]
+    batch = batch_of(windows)
+    slices = batch.places.values()
+    turn = len(windows) // max(1, len(slices))
+    wire: dict[str, dict[str, Any]] = {"same": {}, "per_device": {}, "in_turn": {}, "each": {"device": batch["device"]}}
+    for field in FIELDS[1:] if windows else ():
+        digits = _DIGITS.get(field.rpartition("_")[2], 1)
+        column = [round(v, digits) if isinstance(v, float) else v for v in batch[field]]
+        if column.count(column[0]) == len(column):
+            wire["same"][field] = column[0]
+        elif all(column[at].count(column[at.start]) == at.stop - at.start for at in slices):
+            wire["per_device"][field] = [column[at.start] for at in slices]
+        elif column == column[:turn] * len(slices):
+            wire["in_turn"][field] = column[:turn]
+        else:
+            wire["each"][field] = column
+    return wire
 
 
-def tells_of_a_loss(heartbeat: Mapping[str, Any]) -> bool:
-    """Whether a GPU is lost in one of its windows. Quick: asked of every heartbeat."""
-    if tuple(heartbeat.get("fields") or ()) == FIELDS:
-        return any(row[_VALIDITY] == "lost" for row in heartbeat["windows"])
-    return any(Validity.LOST in (w.values() if isinstance(w, Mapping) else w) for w in heartbeat.get("windows", ()))
+def read_windows(wire: Any, shift_s: float) -> Batch:
+    """The windows of a heartbeat, checked, `shift_s` later: what its node's clock is behind ours. A list of objects
+    will do as well; fields that are not sent are None, unknown ones are left out.
+
+    Raises KeyError, TypeError, ValueError, AttributeError or OverflowError when any of them is damaged.
+    """
+    if isinstance(wire, list):
+        each = _of_objects(cast("list[Mapping[str, Any]]", wire))
+        same = per_device = in_turn = dict[str, Any]()
+    else:
+        same, per_device, in_turn, each = wire["same"], wire["per_device"], wire["in_turn"], wire["each"]
+    devices: Column = each["device"]
+    if not all(type(d) is int and 0 <= d < MAX_DEVICES for d in devices):
+        raise ValueError("a device that is none")
+    numbers, count = sorted(set(devices)), len(devices)
+    columns: dict[str, Column] = {"device": devices}
+    for field in FIELDS[1:]:
+        check = _CHECKS.get(field, _numbers)
+        if field in each:
+            column = check(each[field])
+        elif field in per_device:
+            told = dict(zip(numbers, check(per_device[field]), strict=True))
+            column = [told[d] for d in devices]
+        elif field in in_turn:
+            column = check(in_turn[field]) * len(numbers)
+        elif field in same or field not in _NEEDED or not count:
+            column = check([same.get(field)] if count else []) * count
+        else:
+            raise KeyError(field)
+        if len(column) != count:
+            raise ValueError(f"{len(column)} values of {field} for {count} windows")
+        columns[field] = column
+    _agree(columns)
+    batch = _ordered(Batch(columns, _slices(sorted(devices)), columns["end_s"]))
+    if not shift_s:
+        return batch
+    later = {field: [t + shift_s for t in batch[field]] for field in ("start_s", "end_s")}
+    return Batch({**batch.columns, **later}, batch.places, batch.sent_end_s)
 
 
-def _by_name(w: Mapping[str, Any]) -> Row:
-    for name in _NEEDED:
-        w[name]  # KeyError
-    return [w.get(f) for f in FIELDS]
+def _ordered(batch: Batch) -> Batch:
+    """By device and by time, as it nearly always is already, and of each device but one window of a time."""
+    devices, ends = batch["device"], batch["end_s"]
+    if devices == sorted(devices) and all(ends[at] == sorted(set(ends[at])) for at in batch.places.values()):
+        return batch
+    order = {(device, end_s): i for i, (device, end_s) in enumerate(zip(devices, ends, strict=True))}
+    return batch.those([i for _, i in sorted(order.items())])
 
 
-def _check(row: Row) -> None:
-    device = row[_DEVICE]
-    if len(row) != len(FIELDS) or type(device) is not int or not 0 <= device < MAX_DEVICES:
-        raise ValueError(f"device {device!r}")
-    if not (math.isfinite(row[_START]) and math.isfinite(row[_END])):
+def _slices(devices: Column) -> dict[int, slice]:
+    """Where each device's windows are, which follow each other."""
+    places: dict[int, slice] = {}
+    start = 0
+    while start < len(devices):
+        device = devices[start]
+        stop = start + devices.count(device)
+        places[device] = slice(start, stop)
+        start = stop
+    return places
+
+
+def _of_objects(windows: list[Mapping[str, Any]]) -> dict[str, Column]:
+    return {f: [w[f] if f in _NEEDED else w.get(f) for w in windows] for f in FIELDS}
+
+
+def _agree(columns: dict[str, Column]) -> None:
+    """A load is told if and only if it is known."""
+    validity, means = columns["validity"], columns["utilization_mean"]
+    if validity.count(Validity.KNOWN) == len(means) and None not in means:
+        return
+    for field in ("validity", *_LOADS):
+        columns[field] = columns[field].copy()  # the sender's own lists may be shared
+    for i, told in enumerate(validity):
+        if told is Validity.KNOWN and means[i] is None:
+            columns["validity"][i] = Validity.UNKNOWN
+        if told is not Validity.KNOWN or means[i] is None:
+            for field in _LOADS:
+                columns[field][i] = None
+
+
+# ------------------------------------------------------------ checks of a column; in nearly all nothing is wrong
+
+
+def _numbers(column: Column) -> Column:
+    """None where a number is none that can be reckoned with."""
+    if column.count(None) == len(column):
+        return column
+    try:
+        if all(map(math.isfinite, column)):
+            return column
+    except TypeError:  # some are not known
+        pass
+    return [None if v is None or not math.isfinite(v) else v for v in column]
+
+
+def _fracs(column: Column) -> Column:
+    return [0.0 if v is None else v for v in _numbers(column)]
+
+
+def _times(column: Column) -> Column:
+    if not all(map(math.isfinite, column)):
         raise ValueError("a window's time is not a number")
-    for i in _NUMBERS:
-        if row[i] is not None and not math.isfinite(row[i]):
-            row[i] = None
-    for i in _TEXTS:
-        if not isinstance(row[i], str):
-            row[i] = ""
-    validity = row[_VALIDITY]
-    if validity != "known":
-        Validity(validity)
-    if validity != "known" or row[_MEAN] is None:
-        if validity == "known":
-            row[_VALIDITY] = Validity.UNKNOWN.value
-        row[_MEAN] = row[_MEAN + 1] = row[_MEAN + 2] = None
-    _check_lists(row[_PROCESSES], row[_THROTTLE])
+    return column
 
 
-def _check_lists(processes: Any, throttle: Any) -> None:
-    if processes:
-        for pid, gib in cast("Sequence[Any]", processes):
-            if not (isinstance(pid, int) and isinstance(gib, int | float)):
-                raise ValueError("processes are no pairs of numbers")
-    if throttle is not None and not isinstance(throttle, list | tuple):
-        raise ValueError("throttle is no list")
+def _texts(column: Column) -> Column:
+    return [v if isinstance(v, str) else "" for v in column]
+
+
+def _states(column: Column) -> Column:
+    return [_VALIDITIES[v] for v in column]
+
+
+def _reasons(column: Column) -> Column:
+    return [None if v is None else tuple(map(str, _a_list(v))) for v in column]
+
+
+def _processes(column: Column) -> Column:
+    return [tuple([(int(pid), float(gib)) for pid, gib in v]) if v else () for v in column]
+
+
+def _a_list(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("what should be a list is none")
+    return cast("list[Any]", value)
+
+
+_CHECKS: dict[str, Callable[[Column], Column]] = {
+    "name": _texts, "error": _texts, "uuid": _texts, "start_s": _times, "end_s": _times, "validity": _states,
+    "valid_frac": _fracs, "throttle": _reasons, "processes": _processes,
+}  # fmt: skip

@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from areal_sky.core.telemetry import Validity
+from areal_sky.core.windowcodec import Batch, with_nan
 
 _RECORD = struct.Struct("<BBHHB8e")
-_CODES = {v.value: i for i, v in enumerate(Validity)}
+_CODES = {v: i for i, v in enumerate(Validity)}
 _VALUES = tuple(Validity)
 _TICK_S = 0.01
 _NAN = math.nan
+_MOST = 65504.0  # of a half float
 
 
 class Kept(NamedTuple):
@@ -38,15 +41,29 @@ class Kept(NamedTuple):
     sm_clock_mhz: float | None
 
 
-def pack(
-    base_s: float, device: int, start_s: float, end_s: float, valid_frac: float, validity: str,
-    values: tuple[float | None, ...],
-) -> bytes:  # fmt: skip
-    """`values` are those of `Kept` from `utilization_mean` on. Times beyond 11 minutes from `base_s` are cut there."""
-    end = min(65535, max(0, round((end_s - base_s) / _TICK_S)))
-    length = min(65535, max(0, round((end_s - start_s) / _TICK_S)))
-    numbers = [_NAN if v is None else v if -65504 < v < 65504 else math.copysign(65504, v) for v in values]
-    return _RECORD.pack(device, _CODES[validity], end, length, min(255, max(0, round(valid_frac * 255))), *numbers)
+_NUMBERS = Kept._fields[5:]
+
+
+def pack(base_s: float, batch: Batch) -> bytes:
+    """A block, or a part of one. Times beyond 11 minutes from `base_s` are cut there."""
+    starts, ends = batch["start_s"], batch["end_s"]
+    columns = (
+        batch["device"], [_CODES[v] for v in batch["validity"]],
+        [round((e - base_s) / _TICK_S) for e in ends],
+        [round((e - s) / _TICK_S) for s, e in zip(starts, ends, strict=True)],
+        [round(v * 255) for v in batch["valid_frac"]],
+        *(with_nan(batch[field]) for field in _NUMBERS),
+    )  # fmt: skip
+    layout = "<" + _RECORD.format[1:] * len(ends)  # records have no gaps, so all go at once
+    try:
+        return struct.pack(layout, *chain.from_iterable(zip(*columns, strict=True)))
+    except (OverflowError, struct.error):  # more than fits in
+        limits = ((0, 255), (0, 255), (0, 65535), (0, 65535), (0, 255), *[(-_MOST, _MOST)] * len(_NUMBERS))
+        cut = (
+            [v if v != v else min(most, max(least, v)) for v in column]
+            for column, (least, most) in zip(columns, limits, strict=True)
+        )
+        return struct.pack(layout, *chain.from_iterable(zip(*cut, strict=True)))
 
 
 def unpack(base_s: float, data: bytes) -> Iterator[Kept]:
@@ -62,7 +79,7 @@ def rolled_up(base_s: float, data: bytes) -> bytes:
     by_device: dict[int, list[tuple[float, ...]]] = {}
     for record in _RECORD.iter_unpack(data):
         by_device.setdefault(record[0], []).append(record)
-    known_code = _CODES["known"]
+    known_code = _CODES[Validity.KNOWN]
     packed: list[bytes] = []
     for device, records in sorted(by_device.items()):
         columns = [[r[i] for r in records if r[i] == r[i]] for i in range(5, 13)]
@@ -71,7 +88,7 @@ def rolled_up(base_s: float, data: bytes) -> bytes:
         known = sum(1 for r in records if r[1] == known_code)
         code = known_code if 2 * known >= len(records) else int(records[-1][1])
         if code == known_code and 2 * known < len(records):
-            code = _CODES["unknown"]
+            code = _CODES[Validity.UNKNOWN]
         mean, p95, top, used, total, celsius, watts, mhz = columns
         numbers = (
             _mean(mean), max(p95, default=_NAN), max(top, default=_NAN), max(used, default=_NAN),

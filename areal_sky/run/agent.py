@@ -23,7 +23,7 @@ from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
 from areal_sky.core.sampling import MAX_BEAT_S, SamplingContext, choose_sampling
 from areal_sky.core.telemetry import GpuSample, GpuWindow, Validity, windows
-from areal_sky.core.windowcodec import FIELDS, to_row
+from areal_sky.core.windowcodec import to_wire
 from areal_sky.errors import ArealSkyError
 
 log = logging.getLogger(__name__)
@@ -225,8 +225,7 @@ class Agent:
                 {"task_id": r.task_id, "rank": r.rank, "kind": r.kind, "gpus": list(r.gpus)} for r in running
             ],
             "dropped": dropped,
-            "fields": FIELDS,
-            "windows": [to_row(w) for w in told],
+            "windows": to_wire(told),
             "leaving": leaving,
         }
 
@@ -251,7 +250,7 @@ class Agent:
             self.beat_s = min(MAX_BEAT_S, max(HEARTBEAT_S, float(beat_s)))
         ordered = answer.get("sampling")
         self._ordered = ordered if isinstance(ordered, str) else None
-        self._forget_sent(len(body["windows"]), body["dropped"])
+        self._forget_sent(len(body["windows"]["each"]["device"]), body["dropped"])
         return True
 
     def lease_left_s(self) -> float:

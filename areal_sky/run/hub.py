@@ -1,27 +1,24 @@
 """The head's memory of GPU telemetry, fed by the nodes' heartbeats: two minutes of 1 s windows per GPU at hand, an
 hour of them and a week of minutes on disk (`adapters/windowstore.py`).
-
-Times are kept on the head's clock: a heartbeat says what its node's clock showed when it left, so a node whose clock
-is wrong is neither stale nor from the future.
 """
 
 from __future__ import annotations
 
-import math
 import threading
+import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from areal_sky.adapters.windowstore import WindowStore
 from areal_sky.core.gpuseries import Point, Series, in_slots, per_second
+from areal_sky.core.heartbeat import Heartbeat, RankOn
 from areal_sky.core.nodeenv import DEFAULT_LEASE_S, GroupShape
 from areal_sky.core.sampling import beat_every_s
 from areal_sky.core.telemetry import STALE_AFTER_S, GpuWindow, LoadReading, Validity, freshness, replica_load
-from areal_sky.core.windowcodec import FIELDS, MAX_DEVICES, Row, from_row, rows_of
+from areal_sky.core.windowcodec import FIELDS, Batch, with_nan
 from areal_sky.core.windowpack import pack
-from areal_sky.errors import InvalidInput
 
 KEEP_WINDOWS = 120  # per GPU, at hand
 BLOCK_S = 60.0  # what goes to disk at once
@@ -33,18 +30,13 @@ NodeKey = tuple[str, int]  # replica, index
 
 @dataclass(slots=True)
 class _NodeRecord:
-    group: str
-    gpus: int = 0
-    interval_s: float = 1.0
-    heard_s: float = 0.0
-    raylet_alive: bool = False
-    telemetry_error: str = ""
-    running: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    dropped: int = 0
-    sent_s: float = 0.0  # by the node's clock, as `seen`: when the newest window of each device ended
-    seen: dict[int, float] = field(default_factory=dict[int, float])
+    beat: Heartbeat  # the latest
+    heard_s: float
+    block_until_s: float  # when the windows at hand are put on disk
+    seen: dict[int, float] = field(default_factory=dict[int, float])  # by the node's clock: each device's newest window
     series: dict[int, Series] = field(default_factory=dict[int, Series])
-    latest: dict[int, tuple[Row, float]] = field(default_factory=dict[int, tuple[Row, float]])  # and its shift
+    latest: dict[int, tuple[Batch, int]] = field(default_factory=dict[int, tuple[Batch, int]])  # and its place there
+    owners: dict[int, str] = field(default_factory=dict[int, str])  # device -> the one task on it
     block: list[bytes] = field(default_factory=list[bytes])  # packed windows that are not on disk
     block_s: tuple[float, float] = (0.0, 0.0)
 
@@ -73,46 +65,27 @@ class TelemetryHub:
         self._ending: set[str] = set()
         self._peaks: OrderedDict[str, tuple[float, float]] = OrderedDict()  # task -> (GiB of its fullest GPU, when)
 
-    def ingest(self, heartbeat: Mapping[str, Any], now_s: float) -> dict[str, Any]:
-        """Take one heartbeat (the body of POST /v1/nodes/heartbeat); what the node should do, as part of the answer.
-
-        A repeated window is kept once. Raises InvalidInput when it cannot be understood; nothing of it is kept then.
-        """
-        try:
-            key = (_text(heartbeat["replica"]), int(heartbeat["index"]))
-            group = _text(heartbeat["group"])
-            sent_s = float(heartbeat["t_s"])
-            rows = rows_of(heartbeat)
-            gpus = int(heartbeat.get("gpus", 0))
-            dropped = int(heartbeat.get("dropped", 0))
-            interval_s = float(heartbeat.get("interval_s", 1.0))
-            running = [_running(r) for r in heartbeat.get("running", ())]
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
-            raise InvalidInput(f"the heartbeat is damaged: {type(e).__name__}: {e}") from None
-        if not math.isfinite(sent_s):
-            raise InvalidInput("the heartbeat is damaged: `t_s` is not a time")
+    def ingest(self, beat: Heartbeat, now_s: float) -> dict[str, Any]:
+        """Take one heartbeat; what the node should do, as part of the answer. A repeated window is kept once."""
+        key = (beat.replica, beat.index)
         with self._lock:
-            if heartbeat.get("leaving"):
+            if beat.leaving:
                 if (node := self._nodes.pop(key, None)) is not None:
                     self._put_away(key, node)
                 return {}
-            if key not in self._nodes:
+            node = self._nodes.get(key)
+            if node is None:
                 self._ending.discard(key[0])  # a new replica of an old name
-            node = self._nodes.setdefault(key, _NodeRecord(group))
-            node.group = group
-            node.gpus = min(gpus, MAX_DEVICES)
-            node.interval_s = interval_s
-            node.heard_s = now_s
-            node.raylet_alive = bool(heartbeat.get("raylet_alive"))
-            node.telemetry_error = str(heartbeat.get("telemetry_error") or "")
-            node.running = running
-            node.dropped = dropped
-            if sent_s < node.sent_s:  # its clock was set back
+                node = self._nodes[key] = _NodeRecord(beat, now_s, now_s + _first_block_s(key))
+                node.owners = _owners(beat.running)
+            if beat.running != node.beat.running:
+                node.owners = _owners(beat.running)
+            if beat.sent_s < node.beat.sent_s:  # its clock was set back
                 node.seen.clear()
-            node.sent_s = sent_s
-            owners = _owners(running)
-            for row in rows:
-                self._take(key, node, row, now_s - sent_s, owners, now_s)
+            node.beat, node.heard_s = beat, now_s
+            windows = beat.windows.newer(node.seen, beat.windows.sent_end_s)
+            if windows:
+                self._take(key, node, windows, now_s)
             return {"beat_s": beat_every_s(len(self._nodes))}
 
     def forget(self, replica: str) -> None:
@@ -182,29 +155,24 @@ class TelemetryHub:
 
     # ------------------------------------------------------------ inside, the lock held
 
-    def _take(
-        self, key: NodeKey, node: _NodeRecord, row: Row, shift_s: float, owners: Mapping[int, str], now_s: float
-    ) -> None:
-        device, end_s = row[0], row[_END]
-        if end_s <= node.seen.get(device, -math.inf):
-            return  # sent twice, since our answer was lost
-        node.seen[device] = end_s
-        start_s, end_s, mean = row[_START] + shift_s, end_s + shift_s, row[_MEAN]
-        series = node.series.get(device)
-        if series is None:
-            series = node.series[device] = Series(KEEP_WINDOWS)
-        series.add(start_s, end_s, mean)
-        node.latest[device] = (row, shift_s)
-        if device in owners and row[_USED] is not None:
-            self._note_peak(owners[device], row[_USED], now_s)
-        if self._store is None:
-            return
-        if node.block and not 0 <= end_s - node.block_s[0] < BLOCK_S:
-            self._put_away(key, node)
-        base_s = node.block_s[0] if node.block else start_s
-        node.block_s = (base_s, end_s)
-        values = (mean, row[_P95], row[_MAX], row[_USED], row[_TOTAL], row[_CELSIUS], row[_WATTS], row[_SM_MHZ])
-        node.block.append(pack(base_s, device, start_s, end_s, row[_VALID], row[_VALIDITY], values))
+    def _take(self, key: NodeKey, node: _NodeRecord, windows: Batch, now_s: float) -> None:
+        starts, ends, means = windows["start_s"], windows["end_s"], with_nan(windows["utilization_mean"])
+        for device, places in windows.places.items():
+            series = node.series.get(device)
+            if series is None:
+                series = node.series[device] = Series(KEEP_WINDOWS)
+            series.extend(starts[places], ends[places], means[places])
+            node.latest[device] = (windows, places.stop - 1)
+            if (task_id := node.owners.get(device)) is not None:
+                held = [gib for gib in windows["memory_used_gib"][places] if gib is not None]
+                self._note_peak(task_id, max(held, default=0.0), now_s)
+        if self._store is not None:
+            if node.block and not node.block_s[0] <= ends[-1] < node.block_until_s:
+                self._put_away(key, node)
+                node.block_until_s = starts[0] + BLOCK_S
+            base_s = node.block_s[0] if node.block else starts[0]
+            node.block_s = (base_s, ends[-1])
+            node.block.append(pack(base_s, windows))
 
     def _put_away(self, key: NodeKey, node: _NodeRecord) -> None:
         if self._store is not None and node.block:
@@ -229,25 +197,25 @@ class TelemetryHub:
                 series, latest = node.series.get(device), node.latest.get(device)
                 points = series.since(now_s - self._stale_after_s) if series is not None else []
                 if points and latest is not None:  # a lost device is no unknown one
-                    points[-1] = Point(*points[-1][:3], Validity(latest[0][_VALIDITY]))
+                    points[-1] = Point(*points[-1][:3], latest[0]["validity"][latest[1]])
                 devices.append(points)
-        if len(nodes) < self._nodes_per_replica.get(nodes[0].group, len(nodes)):
+        if len(nodes) < self._nodes_per_replica.get(nodes[0].beat.group, len(nodes)):
             devices.append([])  # a node that was never heard of
         return replica_load(devices, now_s, self._stale_after_s)
 
     def _node_body(self, key: NodeKey, node: _NodeRecord, seconds: float, now_s: float) -> dict[str, Any]:
-        silent_s = max(0.0, now_s - node.heard_s)
+        silent_s, beat = max(0.0, now_s - node.heard_s), node.beat
         return {
             "replica": key[0],
             "index": key[1],
-            "group": node.group,
+            "group": beat.group,
             "alive": silent_s <= ALIVE_S,
             "age_s": silent_s,
-            "interval_s": node.interval_s,
-            "raylet_alive": node.raylet_alive,
-            "telemetry_error": node.telemetry_error,
-            "dropped_windows": node.dropped,
-            "running": node.running,
+            "interval_s": beat.interval_s,
+            "raylet_alive": beat.raylet_alive,
+            "telemetry_error": beat.telemetry_error,
+            "dropped_windows": beat.dropped,
+            "running": [r._asdict() for r in beat.running],
             "gpus": [self._gpu_body(node, device, seconds, now_s) for device in _devices(node)],
         }
 
@@ -256,17 +224,17 @@ class TelemetryHub:
         latest = _window_of(node, device)
         body: dict[str, Any] = {
             "device": device,
-            "tasks": sorted({r["task_id"] for r in node.running if device in r["gpus"]}),
+            "tasks": sorted({r.task_id for r in node.beat.running if device in r.gpus}),
             "history": per_second(series.since(now_s - seconds) if series is not None else (), seconds, now_s),
         }
         if latest is None:
-            error = node.telemetry_error or "its node has not reported this GPU"
+            error = node.beat.telemetry_error or "its node has not reported this GPU"
             return body | dict.fromkeys(_TOLD) | {"name": "GPU", "validity": Validity.UNKNOWN.value, "error": error}
         validity = freshness(latest, now_s, self._stale_after_s)
         return body | {
             "name": latest.name,
             "validity": validity.value,
-            "error": latest.error or node.telemetry_error,
+            "error": latest.error or node.beat.telemetry_error,
             "age_s": max(0.0, now_s - latest.end_s),
             # What is stale was true once; the last known value is shown with its age, but never as the load now.
             "utilization": latest.utilization_mean if validity is Validity.KNOWN else None,
@@ -286,44 +254,28 @@ _TOLD = (
     "age_s", "utilization", "utilization_p95", "utilization_max", "memory_used_gib", "memory_total_gib",
     "temperature_celsius", "power_watts", "valid_frac", *_MORE,
 )  # fmt: skip
-_START, _END, _MEAN, _P95, _MAX, _USED, _TOTAL, _CELSIUS, _WATTS, _VALID, _VALIDITY, _SM_MHZ = (
-    FIELDS.index(f) for f in ("start_s", "end_s", "utilization_mean", "utilization_p95", "utilization_max",
-    "memory_used_gib", "memory_total_gib", "temperature_celsius", "power_watts", "valid_frac", "validity",
-    "sm_clock_mhz")
-)  # fmt: skip
-
 
 def _devices(node: _NodeRecord) -> list[int]:
     """Devices that the node reported, and those that it should have reported."""
-    return sorted(set(range(node.gpus)) | set(node.series))
+    return sorted(set(range(node.beat.gpus)) | set(node.series))
 
 
 def _window_of(node: _NodeRecord, device: int) -> GpuWindow | None:
     told = node.latest.get(device)
-    return None if told is None else from_row(*told)
+    return None if told is None else told[0].window(told[1])
 
 
-def _owners(running: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def _first_block_s(key: NodeKey) -> float:
+    """Nodes that started together do not write to disk together."""
+    return BLOCK_S * (zlib.crc32(f"{key[0]}/{key[1]}".encode()) % 1000) / 1000
+
+
+def _owners(running: Sequence[RankOn]) -> dict[int, str]:
     """Device -> the one task that has it. Of a GPU that several tasks share nobody knows whose the memory is."""
     owners: dict[int, str] = {}
     shared: set[int] = set()
     for r in running:
-        for device in r["gpus"]:
-            if owners.setdefault(device, r["task_id"]) != r["task_id"]:
+        for device in r.gpus:
+            if owners.setdefault(device, r.task_id) != r.task_id:
                 shared.add(device)
     return {d: t for d, t in owners.items() if d not in shared}
-
-
-def _running(raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "task_id": _text(raw["task_id"]),
-        "rank": int(raw["rank"]),
-        "kind": str(raw.get("kind") or ""),
-        "gpus": [int(g) for g in raw["gpus"]],
-    }
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is no name")
-    return value

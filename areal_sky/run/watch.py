@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from areal_sky.adapters.notices import Notices
 from areal_sky.core.alertrules import RuleWatch
 from areal_sky.core.alerts import HEALING, Alert, AlertBook, Change, Limit, actions_for, to_json
-from areal_sky.core.anomaly import Detector, RankOn
+from areal_sky.core.anomaly import Detector
 from areal_sky.core.findings import Finding, Kind, Where
+from areal_sky.core.heartbeat import Heartbeat
 from areal_sky.core.nodeenv import HeadEnv
-from areal_sky.core.windowcodec import tells_of_a_loss, windows_of
+from areal_sky.core.telemetry import Validity
 from areal_sky.errors import ArealSkyError, InvalidInput, StateError
 from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.tasks import TaskService
@@ -63,7 +64,7 @@ class Watch:
         self._service, self._store, self._clock, self._notices = service, store, clock, notices
         self._specs = env.alerts
         self._lock = threading.Lock()
-        self._inbox: deque[tuple[Mapping[str, Any] | Report, float]] = deque(maxlen=INBOX)
+        self._inbox: deque[Heartbeat | Report] = deque(maxlen=INBOX)
         self._detector = Detector()  # used by the looking thread alone, as are the rules
         self._rules = RuleWatch(env.alerts)
         self._book = AlertBook(store.latest(), clock())
@@ -80,19 +81,19 @@ class Watch:
 
     # ------------------------------------------------------------ what is told, by any thread
 
-    def heard(self, heartbeat: Mapping[str, Any], now_s: float) -> str | None:
+    def heard(self, beat: Heartbeat, now_s: float) -> str | None:
         """A heartbeat that the hub has taken. The sampling that the node shall go over to: fast, slow or None."""
-        self._inbox.append((heartbeat, now_s))
-        if tells_of_a_loss(heartbeat):
+        self._inbox.append(beat)
+        if Validity.LOST in beat.windows["validity"]:
             self._urgent.set()
-        wanted, until_s = self._sampling.get((heartbeat.get("replica"), heartbeat.get("index")), (None, 0.0))
+        wanted, until_s = self._sampling.get((beat.replica, beat.index), (None, 0.0))
         return wanted if now_s <= until_s else None
 
     def reported(
         self, task_id: str, attempt: int, values: Mapping[str, float], t_s: float, rank: int | None = None
     ) -> None:
         """Values that a task tells of itself."""
-        self._inbox.append((Report(task_id, attempt, values, t_s, rank), t_s))
+        self._inbox.append(Report(task_id, attempt, values, t_s, rank))
         if not all(map(math.isfinite, values.values())):
             self._urgent.set()
 
@@ -169,11 +170,7 @@ class Watch:
     def _find(self, running: list[Running], now_s: float) -> list[Finding]:
         self._detector.run([r.run for r in running], now_s)
         while self._inbox:
-            news, at_s = self._inbox.popleft()
-            try:
-                self._take(news, at_s)
-            except (KeyError, TypeError, ValueError) as e:  # of a hub that does not check
-                log.warning("a heartbeat that cannot be read: %r", e)
+            self._take(self._inbox.popleft())
         with self._lock:
             self._manual = {k: v for k, v in self._manual.items() if now_s <= v[1]}
             manual = [f for f, _ in self._manual.values()]
@@ -185,16 +182,13 @@ class Watch:
             *manual,
         ]
 
-    def _take(self, news: Mapping[str, Any] | Report, now_s: float) -> None:
+    def _take(self, news: Heartbeat | Report) -> None:
         if isinstance(news, Report):
             self._detector.reported(news.task_id, news.attempt, news.values, news.t_s, news.rank)
-            return
-        key = (str(news["replica"]), int(news["index"]))
-        if news.get("leaving"):
-            self._detector.left(*key)
-            return
-        ranks = [RankOn(r["task_id"], int(r["rank"]), tuple(r["gpus"])) for r in news.get("running", ())]
-        self._detector.heard(*key, ranks, windows_of(news, now_s, checked=True))
+        elif news.leaving:
+            self._detector.left(news.replica, news.index)
+        else:
+            self._detector.heard(news.replica, news.index, news.running, news.windows)
 
     # ------------------------------------------------------------ what is done
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from areal_sky.adapters.processes import rss_mib
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.view import HeadView
 from areal_sky.errors import Unreachable
 from areal_sky.run.hub import TelemetryHub
@@ -69,7 +70,7 @@ def exposition(cluster: str, service: TaskService, hub: Any, watch: Watch | None
 def node_exposition(heartbeat: Mapping[str, Any], now_s: float) -> str:
     """The page of one node, from what its agent knows (`Agent.known`)."""
     hub = TelemetryHub()
-    hub.ingest(heartbeat, now_s)
+    hub.ingest(read_heartbeat(heartbeat, now_s), now_s)
     families = [*_gpus(hub.gpus(0, now_s)["nodes"]), *_process("agent")]
     return "".join(_text(f, {"cluster": str(heartbeat["cluster"])}) for f in families)
 

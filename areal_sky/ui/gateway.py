@@ -17,6 +17,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.taskmodel import TaskSpec
 from areal_sky.core.taskspec import MAX_PAYLOAD_BYTES, task_spec_from_json
 from areal_sky.core.tokens import task_token
@@ -205,10 +206,14 @@ def create_app(
         if raw.get("cluster") not in (None, cluster):
             raise Refused(f"this is the head of cluster {cluster}, not of {str(raw.get('cluster'))[:40]}")
         now_s = now()
-        orders = hub.ingest(raw, now_s) if hub is not None else None
-        if watch is not None and hub is not None and (sampling := watch.heard(raw, now_s)) is not None:
-            orders = {**(orders or {}), "sampling": sampling}
-        return {"lease_s": service.head_env.lease_s, "t_s": now_s, **(orders or {})}
+        answer = {"lease_s": service.head_env.lease_s, "t_s": now_s}
+        if hub is None:
+            return answer
+        beat = read_heartbeat(raw, now_s)
+        answer |= hub.ingest(beat, now_s)
+        if watch is not None and (sampling := watch.heard(beat, now_s)) is not None:
+            answer["sampling"] = sampling
+        return answer
 
     add_watch_routes(app, cluster, service, hub, watch, now, read=read, submit_or_node=submit_or_node, operate=operate)
 

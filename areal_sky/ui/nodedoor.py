@@ -1,9 +1,13 @@
 """The short way for heartbeats: they are most of a large cluster's requests, and FastAPI's own path costs four times
 as much as all that is done with one. What does not carry the nodes' token goes the usual way, and is refused there.
+
+Heartbeats are taken some at a time: one by one, each would find the processor's caches cold, and cost three times as
+much. Bad news does not wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -12,11 +16,14 @@ from typing import Any
 
 import pydantic_core
 
+from areal_sky.core.telemetry import Validity
 from areal_sky.errors import ArealSkyError, InvalidInput
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT = "/v1/nodes/heartbeat"
+GATHER_S = 0.1  # of a second or more between the heartbeats of a node
+BAD_NEWS = tuple(f'"{v.value}"'.encode() for v in (Validity.LOST, Validity.STALE))
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -38,6 +45,7 @@ class NodeDoor:
     ):
         self._app, self._take, self._refuse, self._limit = app, take, refuse, limit
         self._bearer = f"Bearer {token}".encode() if token else b""
+        self._turn: asyncio.Event | None = None  # of those that have come and wait
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != HEARTBEAT or scope["method"] != "POST" or not self._known(scope):
@@ -50,11 +58,24 @@ class NodeDoor:
                 return
             data += message.get("body", b"")
             more = message.get("more_body", False)
+        if not any(words in data for words in BAD_NEWS):
+            await self._gathered()
         status, answer = self._answer(data)
         content = json.dumps(answer).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+    async def _gathered(self) -> None:
+        if self._turn is None:
+            self._turn = asyncio.Event()
+            asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+        await self._turn.wait()
+
+    def _begin(self) -> None:
+        if self._turn is not None:
+            self._turn.set()
+        self._turn = None
 
     def _known(self, scope: Scope) -> bool:
         given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")

@@ -16,7 +16,7 @@ import pytest
 # Runs in a fresh process, since a process loads NVML once and looks up LD_LIBRARY_PATH only when it starts.
 # Each line of standard input is a script for the library; each is answered with one read.
 SCRIPT = """
-import dataclasses, json, os, pathlib, sys
+import json, os, pathlib, sys
 from areal_sky.adapters import nvml, nvmldevice
 from areal_sky.adapters.nvml import open_reader
 nvmldevice.SLOW_S = nvmldevice.RARE_S = nvmldevice.MEASURED_S = nvml.XIDS_S = nvml.MIG_S = 0.0  # all, each time
@@ -24,7 +24,7 @@ reader, reason = open_reader()
 print(json.dumps(reason), flush=True)
 for i, line in enumerate(sys.stdin if reader else ()):
     pathlib.Path(os.environ["FAKE_NVML_SCRIPT"]).write_text(json.loads(line))
-    print(json.dumps([dataclasses.asdict(s) for s in reader.read(5.0 + i)]), flush=True)
+    print(json.dumps([s._asdict() for s in reader.read(5.0 + i)]), flush=True)
 if reader:
     reader.close()
     reader.close()

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal_sky.adapters import windowstore
 from areal_sky.adapters.windowstore import WindowStore
-from areal_sky.core.telemetry import Validity
+from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import batch_of
 from areal_sky.core.windowpack import pack
 
 T = 1_800_000_000.0
 
 
+def a_second(start_s: float, load: float | None, **more: Any) -> GpuWindow:
+    known = Validity.UNKNOWN if load is None else Validity.KNOWN
+    made = GpuWindow(0, "H100", start_s, start_s + 1, load, load, load, 10.0, 80.0, 60.0, 300.0, 1.0, known)
+    return replace(made, **more)
+
+
 def block(start_s: float, load: float, device: int = 0, seconds: int = 60) -> tuple[float, float, bytes]:
-    rows = [
-        pack(start_s, device, start_s + i, start_s + i + 1, 1.0, "known",
-             (load, load, 1.0, 10.0 + i, 80.0, 60.0, 300.0, None))
+    windows = [
+        a_second(start_s + i, load, device=device, utilization_max=1.0, memory_used_gib=10.0 + i)
         for i in range(seconds)
-    ]  # fmt: skip
-    return start_s, start_s + seconds, b"".join(rows)
+    ]
+    return start_s, start_s + seconds, pack(start_s, batch_of(windows))
 
 
 @pytest.fixture
@@ -100,10 +108,9 @@ def test_a_slow_disk_costs_the_oldest_not_memory(store: WindowStore, monkeypatch
 
 
 def test_a_minute_in_which_little_was_known_is_not_known(store: WindowStore) -> None:
-    rows = b"".join(
-        pack(T, 0, T + i, T + i + 1, 0.0, "lost" if i > 20 else "known", (0.5 if i <= 20 else None, *[None] * 7))
-        for i in range(60)
-    )
+    known = [a_second(T + i, 0.5) for i in range(21)]
+    lost = [a_second(T + i, None, validity=Validity.LOST) for i in range(21, 60)]
+    rows = pack(T, batch_of(known + lost))
     store.put("r", 0, T, T + 60, rows)
     store.put("r", 0, *block(T + 7200, 0.5))
     store.flush()

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from areal_sky.core.anomaly import Detector, RankOn, Run
+from areal_sky.core.anomaly import Detector, Run
 from areal_sky.core.findings import Finding, Kind
+from areal_sky.core.heartbeat import RankOn
 from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import batch_of
 from areal_sky.spec.alerts import ANOMALIES
 from benchmarks.detection import FAULTS, trial
 from benchmarks.scripted_load import Gang, Load, run
@@ -40,7 +42,7 @@ class Node:
     def work(self, seconds: int, of: Callable[[float, int], GpuWindow] = window, step_s: int | None = None) -> None:
         for _ in range(seconds):
             self.t_s += 1.0
-            self.detector.heard("c-w-0", 0, RANKS, [of(self.t_s, g) for g in range(4)])
+            self.detector.heard("c-w-0", 0, RANKS, batch_of([of(self.t_s, g) for g in range(4)]))
             if step_s and int(self.t_s) % step_s == 0:
                 self.detector.reported("t1", 1, {"step": self.t_s // step_s}, self.t_s)
 
@@ -147,7 +149,7 @@ def test_a_lost_gpu_and_driver_errors() -> None:
     node.work(10)
 
     def after(second: int, use: float | None = 0.9, **more) -> set[tuple[str, str]]:
-        node.detector.heard("c-w-0", 0, RANKS, [window(node.t_s + second, 2, use, **more)])
+        node.detector.heard("c-w-0", 0, RANKS, batch_of([window(node.t_s + second, 2, use, **more)]))
         return {(f.kind.value, str(f.where)) for f in node.found()}
 
     gpu = "c-w-0/0 GPU 2"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
 from areal_sky.core.telemetry import GpuSample, Validity
+from areal_sky.core.windowcodec import read_windows
 from areal_sky.errors import Unreachable
 from areal_sky.run import agent as agent_module
 from areal_sky.run.agent import Agent, open_node_reader
@@ -56,7 +58,7 @@ class Head:
         return {"lease_s": self.lease_s, "t_s": 0.0} | self.orders
 
     def windows(self):
-        return [dict(zip(b["fields"], w, strict=True)) for b in self.bodies for w in b["windows"]]
+        return [asdict(w) for b in self.bodies for w in read_windows(b["windows"], 0.0).windows()]
 
 
 class Ticks:
@@ -243,7 +245,7 @@ def test_a_long_outage_keeps_the_latest_windows_and_catches_up_in_parts(env, mon
     head.up = True
     for _ in range(4):
         agent.beat(START_S + 200)
-    assert [len(b["windows"]) for b in head.bodies] == [20, 20, 10, 0]
+    assert [len(read_windows(b["windows"], 0.0)) for b in head.bodies] == [20, 20, 10, 0]
     assert [w["end_s"] - START_S for w in head.windows()] == list(range(151, 201))
     assert head.bodies[-1]["dropped"] == 150  # a gap that is known to be one
 
@@ -253,7 +255,7 @@ def test_a_heartbeat_says_who_where_and_what_runs(env, tmp_path):
     agent = Agent(env, Reader(), Head(), raylet_alive=lambda: False)
     drive(agent, 1)
     body = agent.heartbeat_body(START_S + 1)
-    windows = [dict(zip(body.pop("fields"), w, strict=True)) for w in body.pop("windows")]
+    windows = [asdict(w) for w in read_windows(body.pop("windows"), 0.0).windows()]
     assert body == {
         "cluster": "c", "group": "rollout", "replica": "c-rollout-0", "index": 1, "t_s": START_S + 1,
         "pid": os.getpid(), "raylet_alive": False, "gpus": 1, "interval_s": 0.1, "telemetry_error": "",
@@ -267,7 +269,7 @@ def test_a_node_without_a_reader_still_beats_and_says_why(env):
     agent = Agent(env, None, Head(), no_reader_reason="NVML does not start: Driver Not Loaded")
     assert drive(agent, 3) == []
     body = agent.heartbeat_body(START_S)
-    assert (body["gpus"], body["windows"]) == (1, [])
+    assert (body["gpus"], len(read_windows(body["windows"], 0.0))) == (1, 0)
     assert body["telemetry_error"] == "NVML does not start: Driver Not Loaded"
 
 

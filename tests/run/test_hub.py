@@ -9,10 +9,11 @@ from dataclasses import asdict
 import pytest
 
 from areal_sky.adapters.windowstore import WindowStore
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import GroupShape
 from areal_sky.core.telemetry import GpuWindow, Validity
-from areal_sky.core.windowcodec import FIELDS, to_row
+from areal_sky.core.windowcodec import to_wire
 from areal_sky.errors import InvalidInput
 from areal_sky.run import hub as hub_module
 from areal_sky.run.hub import TelemetryHub
@@ -29,11 +30,16 @@ def window(end_s: float, use: float | None = 0.5, device: int = 0, validity: Val
     return json.loads(json.dumps(asdict(w)))
 
 
-def heartbeat(t_s: float = T, windows=(), replica: str = "c-rollout-0", index: int = 0, gpus: int = 1, **more) -> dict:
+def body(t_s: float = T, windows=None, replica: str = "c-rollout-0", index: int = 0, gpus: int = 1, **more) -> dict:
     return {
         "cluster": "c", "group": "rollout", "replica": replica, "index": index, "t_s": t_s, "pid": 1,
-        "raylet_alive": True, "gpus": gpus, "interval_s": 1.0, "windows": list(windows),
+        "raylet_alive": True, "gpus": gpus, "interval_s": 1.0, "windows": windows or [],
     } | more  # fmt: skip
+
+
+def take(hub: TelemetryHub, now_s: float, t_s: float | None = None, **told) -> dict:
+    """A heartbeat that comes at `now_s`, and left when the node's clock showed `t_s`."""
+    return hub.ingest(read_heartbeat(body(now_s if t_s is None else t_s, **told), now_s), now_s)
 
 
 def gpus_of(hub: TelemetryHub, now_s: float, seconds: float = 10) -> list[dict]:
@@ -42,9 +48,9 @@ def gpus_of(hub: TelemetryHub, now_s: float, seconds: float = 10) -> list[dict]:
 
 def test_load_per_replica_over_all_its_nodes():
     hub = TelemetryHub()
-    hub.ingest(heartbeat(windows=[window(T, 0.2), window(T, 0.4, device=1)], gpus=2), T)
-    hub.ingest(heartbeat(windows=[window(T, 0.9)], index=1), T)
-    hub.ingest(heartbeat(windows=[window(T, 0.1)], replica="c-rollout-1"), T)
+    take(hub, T, windows=[window(T, 0.2), window(T, 0.4, device=1)], gpus=2)
+    take(hub, T, windows=[window(T, 0.9)], index=1)
+    take(hub, T, windows=[window(T, 0.1)], replica="c-rollout-1")
     loads = hub.replica_loads(T + 1)
     assert loads["c-rollout-0"] == (pytest.approx(0.5), K, 1.0)
     assert loads["c-rollout-1"] == (pytest.approx(0.1), K, 1.0)
@@ -64,22 +70,22 @@ def test_load_per_replica_over_all_its_nodes():
 )
 def test_what_is_not_known_of_every_gpu_is_not_known(windows, gpus, validity):
     hub = TelemetryHub()
-    hub.ingest(heartbeat(windows=windows, gpus=gpus), T)
+    take(hub, T, windows=windows, gpus=gpus)
     mean, found, _ = hub.replica_loads(T)["c-rollout-0"]
     assert (mean, found) == (None, validity)
 
 
 def test_a_node_never_heard_of_makes_its_replica_unknown():
     hub = TelemetryHub([GroupShape("rollout", NodeShape(gpus=1), nodes_per_replica=2, min_replicas=0, max_replicas=4)])
-    hub.ingest(heartbeat(windows=[window(T)]), T)
+    take(hub, T, windows=[window(T)])
     assert hub.replica_loads(T)["c-rollout-0"].validity is U
-    hub.ingest(heartbeat(windows=[window(T)], index=1), T)
+    take(hub, T, windows=[window(T)], index=1)
     assert hub.replica_loads(T)["c-rollout-0"].validity is K
 
 
 def test_silence_makes_stale_then_forgets():
     hub = TelemetryHub(lease_s=600)
-    hub.ingest(heartbeat(windows=[window(T, 0.7)]), T)
+    take(hub, T, windows=[window(T, 0.7)])
     assert hub.replica_loads(T + 9)["c-rollout-0"].utilization_mean == 0.7
     assert hub.replica_loads(T + 11)["c-rollout-0"] == (None, S, 11.0)
     (gpu,) = gpus_of(hub, T + 30)
@@ -92,35 +98,35 @@ def test_silence_makes_stale_then_forgets():
 
 def test_a_node_that_leaves_is_forgotten_at_once():
     hub = TelemetryHub()
-    hub.ingest(heartbeat(windows=[window(T)]), T)
-    hub.ingest(heartbeat(leaving=True), T + 1)
+    take(hub, T, windows=[window(T)])
+    take(hub, T + 1, leaving=True)
     assert hub.replica_loads(T + 1) == {} and hub.alive_nodes(T + 1) == frozenset()
-    hub.ingest(heartbeat(), T + 2)
+    take(hub, T + 2)
     hub.forget("c-rollout-0")
     assert hub.gpus(10, T + 2)["nodes"] == []
 
 
 def test_silence_after_a_drain_is_the_expected_end():
     hub = TelemetryHub()
-    hub.ingest(heartbeat(windows=[window(T)]), T)
+    take(hub, T, windows=[window(T)])
     hub.expect_end("c-rollout-0")
-    hub.ingest(heartbeat(t_s=T + 5), T + 5)  # it drains, and still beats
+    take(hub, T + 5)  # it drains, and still beats
     assert len(hub.gpus(10, T + 20)["nodes"]) == 1
     assert hub.gpus(10, T + 21)["nodes"] == []
-    hub.ingest(heartbeat(t_s=T + 60), T + 60)  # a new replica in the same slot
+    take(hub, T + 60)  # a new replica in the same slot
     assert len(hub.gpus(10, T + 90)["nodes"]) == 1
 
 
 def test_a_wrong_clock_on_a_node_changes_nothing():
     hub, wrong = TelemetryHub(), T - 5000
-    hub.ingest(heartbeat(t_s=wrong + 0.5, windows=[window(wrong, 0.6)]), T)
+    take(hub, T, t_s=wrong + 0.5, windows=[window(wrong, 0.6)])
     assert hub.replica_loads(T) == {"c-rollout-0": (0.6, K, 0.5)}
 
 
 def test_a_window_sent_twice_counts_once():
     hub = TelemetryHub()
-    hub.ingest(heartbeat(windows=[window(T - 1, 0.2), window(T, 0.4)]), T)
-    hub.ingest(heartbeat(t_s=T + 1, windows=[window(T - 1, 0.2), window(T, 0.4), window(T + 1, 0.6)]), T + 1.2)
+    take(hub, T, windows=[window(T - 1, 0.2), window(T, 0.4)])
+    take(hub, T + 1.2, t_s=T + 1, windows=[window(T - 1, 0.2), window(T, 0.4), window(T + 1, 0.6)])
     (gpu,) = gpus_of(hub, T + 1.2, seconds=4)
     assert gpu["history"] == [None, 0.2, 0.4, 0.6]
     assert hub.replica_loads(T + 1.2)["c-rollout-0"].utilization_mean == pytest.approx(0.4)
@@ -131,7 +137,7 @@ def test_history_has_one_value_a_second_and_gaps_where_nothing_is_known():
     for i in range(20):
         jitter = 0.004 if i % 2 else 0.0
         if i not in (12, 13):
-            hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, i / 20)]), T + i + jitter)
+            take(hub, T + i + jitter, t_s=T + i, windows=[window(T + i, i / 20)])
     (gpu,) = gpus_of(hub, T + 19 + 0.01, seconds=10)
     assert gpu["history"] == [i / 20 if i not in (12, 13) else None for i in range(10, 20)]
 
@@ -140,8 +146,7 @@ def test_rows_of_many_nodes_and_how_often_they_should_post():
     hub, answer = TelemetryHub(), {}
     for i in range(600):
         w = GpuWindow(0, "H100", T - 1, T, 0.5, 0.5, 0.5, 10.0, 80.0, 60.0, 300.0, 1.0, K, uuid="GPU-7", xid=79)
-        beat = heartbeat(windows=[to_row(w)], replica=f"r-{i}", fields=FIELDS, dropped=3)
-        answer = hub.ingest(json.loads(json.dumps(beat)), T)
+        answer = take(hub, T, windows=json.loads(json.dumps(to_wire([w]))), replica=f"r-{i}", dropped=3)
     assert answer == {"beat_s": 3.0}
     node = hub.gpus(10, T)["nodes"][0]
     assert (node["dropped_windows"], node["gpus"][0]["uuid"], node["gpus"][0]["xid"]) == (3, "GPU-7", 79)
@@ -151,10 +156,10 @@ def test_a_week_is_seen_in_a_few_points_over_a_restart_of_the_head(tmp_path):
     hub = TelemetryHub(store=WindowStore(tmp_path / "w.db"))
     for i in range(600):
         if not 200 < i <= 300:  # the node could not tell
-            hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, 0.25 if i < 300 else 0.75)]), T + i)
+            take(hub, T + i, windows=[window(T + i, 0.25 if i < 300 else 0.75)])
     hub.close()
     hub = TelemetryHub(store=WindowStore(tmp_path / "w.db"))
-    hub.ingest(heartbeat(t_s=T + 600, windows=[window(T + 600, 0.75)]), T + 600)
+    take(hub, T + 600, windows=[window(T + 600, 0.75)])
     hub._store.flush()
     history = hub.gpus(600, T + 600, points=6)["nodes"][0]["gpus"][0]["history"]
     assert history == [pytest.approx(v, rel=1e-2) if v else None for v in (0.25, 0.25, None, 0.75, 0.75, 0.75)]
@@ -165,7 +170,7 @@ def test_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(hub_module, "KEEP_WINDOWS", 5)
     hub = TelemetryHub()
     for i in range(50):
-        hub.ingest(heartbeat(t_s=T + i, windows=[window(T + i, i / 100)]), T + i)
+        take(hub, T + i, windows=[window(T + i, i / 100)])
     (gpu,) = gpus_of(hub, T + 49, seconds=50)
     assert [v for v in gpu["history"] if v is not None] == [0.45, 0.46, 0.47, 0.48, 0.49]
 
@@ -176,17 +181,17 @@ def test_tasks_are_shown_on_their_gpus():
         {"task_id": "b", "rank": 0, "kind": "train", "gpus": [0, 1]},
         {"task_id": "a", "rank": 0, "kind": "eval", "gpus": [1]},
     ]
-    hub.ingest(heartbeat(gpus=3, running=running, windows=[window(T, device=i) for i in range(3)]), T)
+    take(hub, T, gpus=3, running=running, windows=[window(T, device=i) for i in range(3)])
     assert [g["tasks"] for g in gpus_of(hub, T)] == [["b"], ["a", "b"], []]
 
 
 def test_a_gpu_that_should_be_there_is_listed_with_the_reason():
     hub = TelemetryHub()
-    hub.ingest(heartbeat(gpus=2, windows=[window(T, device=1)]), T)
+    take(hub, T, gpus=2, windows=[window(T, device=1)])
     first, second = gpus_of(hub, T)
     assert (first["device"], first["validity"], first["error"]) == (0, "unknown", "its node has not reported this GPU")
     assert (second["device"], second["validity"]) == (1, "known")
-    hub.ingest(heartbeat(replica="x", telemetry_error="NVML does not start: Driver Not Loaded"), T)
+    take(hub, T, replica="x", telemetry_error="NVML does not start: Driver Not Loaded")
     assert gpus_of(hub, T)[-1]["error"] == "NVML does not start: Driver Not Loaded"
 
 
@@ -200,17 +205,15 @@ def test_a_gpu_that_should_be_there_is_listed_with_the_reason():
     ],
 )  # fmt: skip
 def test_a_damaged_heartbeat_is_refused_whole(change):
-    hub = TelemetryHub()
     with pytest.raises(InvalidInput, match="heartbeat is damaged"):
-        hub.ingest(heartbeat(windows=[window(T)]) | change, T)
-    assert hub.gpus(10, T)["nodes"] == []
+        read_heartbeat(body(windows=[window(T)]) | change, T)
     with pytest.raises(InvalidInput):
-        hub.ingest({}, T)
+        read_heartbeat({}, T)
 
 
 def test_a_window_that_claims_to_know_without_a_number_is_unknown():
     hub = TelemetryHub()
-    hub.ingest(heartbeat(windows=[window(T) | {"utilization_mean": None}]), T)
+    take(hub, T, windows=[window(T) | {"utilization_mean": None}])
     assert hub.replica_loads(T)["c-rollout-0"] == (None, U, 0.0)
 
 
@@ -220,7 +223,7 @@ def test_many_threads_at_once():
     def beat(node: int) -> None:
         try:
             for i in range(200):
-                hub.ingest(heartbeat(t_s=T + i, replica=f"r{node}", windows=[window(T + i)]), T + i)
+                take(hub, T + i, replica=f"r{node}", windows=[window(T + i)])
                 hub.replica_loads(T + i)
                 hub.gpus(5, T + i)
         except Exception as e:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from taskworld import World
 
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.memory_terms import ModelNeed
 from areal_sky.run.hub import TelemetryHub
 from areal_sky.run.peaks import METRIC
@@ -21,7 +22,7 @@ def beat(hub: TelemetryHub, gib: float | None, *running: dict[str, Any], t_s: fl
         "temperature_celsius": 50.0, "power_watts": 300.0, "valid_frac": 1.0, "validity": "known",
     }  # fmt: skip
     body = {"replica": "c-w-0", "index": 0, "group": "w", "t_s": t_s, "gpus": 4, "windows": [window]}
-    hub.ingest({**body, "running": list(running)}, t_s)
+    hub.ingest(read_heartbeat({**body, "running": list(running)}, t_s), t_s)
 
 
 def rank(task_id: str, *gpus: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from taskworld import World
 
 from areal_sky.adapters.notices import Notices
 from areal_sky.core.alerts import CLEAR_S
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.telemetry import GpuWindow, Validity
+from areal_sky.core.windowcodec import to_wire
 from areal_sky.errors import InvalidInput, NotFound
 from areal_sky.run.alertstore import AlertStore
 from areal_sky.run.watch import MANUAL_S, Watch
@@ -48,13 +50,11 @@ class Watched(World):
             fine = GpuWindow(0, "H100", now_s - 1, now_s, use, use, use, 40.0, 80.0, 60.0, 300.0, 1.0, Validity.KNOWN)
             windows = [replace(fine, device=g, **(more if g == 2 else {})) for g in range(4)]
             running = [{"task_id": task, "rank": g, "kind": "train", "gpus": [g]} for g in range(4)] if task else []
-            sampling = self.watch.heard(
-                {
-                    "replica": f"c-w-{node}", "index": 0, "t_s": now_s, "running": running,
-                    "windows": json.loads(json.dumps([asdict(w) for w in windows])),
-                },
-                now_s,
-            )  # fmt: skip
+            beat = {
+                "group": "w", "replica": f"c-w-{node}", "index": 0, "t_s": now_s, "running": running,
+                "windows": json.loads(json.dumps(to_wire(windows))),
+            }  # fmt: skip
+            sampling = self.watch.heard(read_heartbeat(beat, now_s), now_s)
             self.service.tick(now_s)
             self.watch.look()
         return sampling

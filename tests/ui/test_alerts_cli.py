@@ -18,6 +18,7 @@ from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
 from areal_sky.core.events import LaunchIntended, Record
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.errors import InvalidInput, NotFound
@@ -95,7 +96,9 @@ def test_a_replicas_story_has_its_alerts(head: Head, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(head, "records", lambda: [launched], raising=False)
     monkeypatch.setattr(head, "name", "c", raising=False)
     for replica in ("c-w-0", "c-w-1"):
-        head.watch.heard({"replica": replica, "index": 0, "t_s": 1.0, "windows": [window]}, head.clock.now())
+        now_s = head.clock.now()
+        beat = {"group": "w", "replica": replica, "index": 0, "t_s": 1.0, "windows": [window]}
+        head.watch.heard(read_heartbeat(beat, now_s), now_s)
     head.watch.look()
     first, second = why(head, "c-w-0")  # type: ignore[arg-type]
     assert first[1].startswith("c-w-0: will be launched")

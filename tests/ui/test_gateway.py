@@ -18,6 +18,7 @@ from areal_sky.adapters.fake_ray import FakeRayCluster
 from areal_sky.adapters.fakes import FakeClock
 from areal_sky.adapters.gateway_client import GatewayClient
 from areal_sky.adapters.headpost import HeadPost
+from areal_sky.core.heartbeat import Heartbeat
 from areal_sky.core.model import Bundle, NodeShape
 from areal_sky.core.nodeenv import GroupShape, HeadEnv
 from areal_sky.core.taskmodel import TaskSpec
@@ -34,9 +35,9 @@ GPU4 = NodeShape(4, 16, 64, "H100")
 
 class Hub:
     def __init__(self) -> None:
-        self.beats: list[dict[str, Any]] = []
+        self.beats: list[Heartbeat] = []
 
-    def ingest(self, heartbeat: dict[str, Any], now_s: float) -> dict[str, Any]:
+    def ingest(self, heartbeat: Heartbeat, now_s: float) -> dict[str, Any]:
         self.beats.append(heartbeat)
         return {"beat_s": 2.0}
 
@@ -245,9 +246,12 @@ def test_drain_evict_and_heartbeats(head: Head) -> None:
     assert operate.evict("c-w-0", "reclaimed") == {"nodes": 1}
     assert head.service.view().nodes[0].draining
     post = HeadPost("127.0.0.1", port, TOKENS["node"])  # as the agent does
-    assert post.heartbeat({"cluster": "c", "replica": "c-w-0"})["lease_s"] == 77.0
-    assert head.hub.beats[-1] == {"cluster": "c", "replica": "c-w-0"}
-    assert post.heartbeat({"cluster": "c", "replica": "c-w-1"}) == {"lease_s": 77.0, "t_s": ANY, "beat_s": 2.0}
+    beat = {"cluster": "c", "group": "w", "replica": "c-w-0", "index": 0, "t_s": 1.0}
+    assert post.heartbeat(beat)["lease_s"] == 77.0
+    assert (head.hub.beats[-1].replica, head.hub.beats[-1].sent_s) == ("c-w-0", 1.0)
+    with pytest.raises(InvalidInput, match="heartbeat is damaged: KeyError: 'index'"):
+        post.heartbeat({k: v for k, v in beat.items() if k != "index"})
+    assert post.heartbeat(beat | {"replica": "c-w-1"}) == {"lease_s": 77.0, "t_s": ANY, "beat_s": 2.0}
     with pytest.raises(Refused, match="not of other"):
         post.heartbeat({"cluster": "other"})
     with pytest.raises(InvalidInput, match="larger than 2 MiB"):

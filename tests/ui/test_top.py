@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from areal_sky import home
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.telemetry import GpuWindow, Validity
 from areal_sky.errors import NotFound, Unreachable
 from areal_sky.run.hub import TelemetryHub
@@ -43,7 +44,7 @@ def beat(hub: TelemetryHub, replica: str, t_s: float, loads: list[float | str | 
         "cluster": "c", "group": "rollout", "replica": replica, "index": 0, "t_s": t_s, "pid": 1,
         "raylet_alive": True, "gpus": len(loads), "interval_s": 0.1, "windows": windows,
     }  # fmt: skip
-    hub.ingest(body | more, t_s)
+    hub.ingest(read_heartbeat(body | more, t_s), t_s)
 
 
 def text(view: dict, width: int = 80, height: int | None = None, trouble: str = "") -> str:

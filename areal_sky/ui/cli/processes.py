@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal_sky.adapters.processes import listening, stop_on_signals
+from areal_sky.adapters.processes import listening, settle, stop_on_signals
 from areal_sky.errors import ArealSkyError
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def _serve(head: Head) -> int:
         sockets = [listening(host, head.env.gateway_port) for host in head.bind_hosts]
         threading.Thread(target=_served(uvicorn.Server(config), sockets, stop), name="gateway", daemon=True).start()
         head.announce()
+        settle()
         return service
 
     try:
