@@ -6,9 +6,9 @@ The agent is the one that `areal-sky node` runs: windows, heartbeats over HTTP, 
 node, so it samples each 100 ms.
 
 The peers read what they have of a sample's fields (utilization, memory, temperature, power, clocks, ECC; not the
-processes, which are dear) each 100 ms. We ask for memory each time, for the driver's measurements of utilization twice
-a second (all of them come, with their times), and for the rest once a second. `ratio_vs_nvitop_same_calls` lets nvitop
-keep to these times too. Ratios are of CPU time per round of samples, since a peer may not keep up with the rate.
+processes, which are dear) each 100 ms. We ask for memory each time, and once a second for the rest, the driver's
+measurements of utilization among it: all of them come, with their times. `ratio_vs_nvitop_same_calls` lets nvitop keep
+to these times too. Ratios are of CPU time per round of samples, since a peer may not keep up with the rate.
 """
 
 from __future__ import annotations
@@ -173,9 +173,8 @@ def nvitop_same_calls() -> dict[str, float]:
     def sample(turn: int) -> None:
         for i, d in enumerate(devices):
             d.memory_info()
-            if turn % (RATE_HZ // 2) == 0:
-                d.utilization_rates()
             if turn % RATE_HZ == i:
+                d.utilization_rates()
                 _slow_fields(d)
 
     return _paced(sample)

@@ -14,10 +14,9 @@ from typing import Any
 from areal_sky.core.telemetry import GpuSample, Validity
 
 GIB = 1024**3
-# Each read asks for memory. The driver measures utilization itself, each 1/6 to 1 s, and keeps its last measurements
-# with their times: asking twice a second misses none and counts none twice. Heat changes in seconds, and since Ampere
-# power is a mean over a second; clocks matter less than why they are held down. What was read is repeated meanwhile.
-MEASURED_S = 0.5
+# Each read asks for memory. The driver measures utilization itself, each 1/6 to 1 s, and keeps many measurements with
+# their times: asking once a second misses none and counts none twice. Heat changes in seconds, and since Ampere power is
+# a mean over a second; clocks matter less than why they are held down. What was read is repeated meanwhile.
 SLOW_S = 1.0
 RARE_S = 5.0
 NO_NEWS_S = 2.0  # without a new measurement for so long, ask in the older way
@@ -66,7 +65,6 @@ class Device:
     measured_us: int = 0  # the newest of these, by the driver's clock
     utilization: float | None = None
     news_s: float = 0.0  # when one of them was new (monotonic, as all times here)
-    asked_s: float = 0.0
     slow_s: float = 0.0
     rare_s: float = 0.0
     slow: tuple[Any, ...] = (None,) * 8
@@ -104,10 +102,8 @@ class DeviceFields:
         """The read that `ask_memory` began at `now_s`, which is `t_s` on the caller's clock. NVMLError: it is lost."""
         used, total = self._memory(d)
         measured: tuple[tuple[float, float], ...] = ()
-        if now_s - d.asked_s >= MEASURED_S - EARLY_S:
-            measured = self._measure(d, now_s)
-            d.asked_s = now_s
         if now_s - d.slow_s >= SLOW_S - EARLY_S:
+            measured = self._measure(d, now_s)
             first = d.slow_s == 0.0
             if now_s - d.rare_s >= RARE_S - EARLY_S:
                 self._read_rare(d)
@@ -115,7 +111,7 @@ class DeviceFields:
             self._read_slow(d)
             # Devices take turns from the first read on, so that no round is much longer than the others.
             d.slow_s = now_s - SLOW_S * (d.number % 8) / 8 if first else now_s
-        d.due_s = min(d.asked_s + MEASURED_S, d.slow_s + SLOW_S) - EARLY_S
+        d.due_s = d.slow_s + SLOW_S - EARLY_S
         celsius, watts, throttle, uncorrected, corrected, rx, tx, links = d.slow
         sm_mhz, memory_mhz, processes = d.rare
         return GpuSample(

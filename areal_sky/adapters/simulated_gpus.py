@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from areal_sky.adapters.proctree import ProcessTrees
@@ -47,20 +48,26 @@ def running_ranks(node_dir: Path) -> tuple[RunningRank, ...]:
     for name in _names(folder):
         if not name.endswith(".json"):
             continue
+        path = f"{folder}/{name}"
         try:
-            raw = json.loads((folder / name).read_text())
-            ranks.append(
-                RunningRank(
-                    task_id=str(raw["task_id"]),
-                    rank=int(raw["rank"]),
-                    gpus=tuple(int(g) for g in raw["gpus"]),
-                    pid=int(raw["pid"]),
-                    kind=str(raw.get("kind", "")),
-                )
-            )
+            told = os.stat(path)  # noqa: PTH116 - as for _names
+            ranks.append(_rank(path, told.st_ino, told.st_mtime_ns, told.st_size))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return tuple(ranks)
+
+
+@lru_cache(256)
+def _rank(path: str, *_: int) -> RunningRank:
+    """What the file says, read once for each of its states."""
+    raw = json.loads(Path(path).read_text())
+    return RunningRank(
+        task_id=str(raw["task_id"]),
+        rank=int(raw["rank"]),
+        gpus=tuple(int(g) for g in raw["gpus"]),
+        pid=int(raw["pid"]),
+        kind=str(raw.get("kind", "")),
+    )
 
 
 def marks(node_dir: Path) -> frozenset[str]:

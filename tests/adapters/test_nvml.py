@@ -19,7 +19,7 @@ SCRIPT = """
 import json, os, pathlib, sys
 from areal_sky.adapters import nvml, nvmldevice
 from areal_sky.adapters.nvml import open_reader
-nvmldevice.SLOW_S = nvmldevice.RARE_S = nvmldevice.MEASURED_S = nvml.XIDS_S = nvml.MIG_S = 0.0  # all, each time
+nvmldevice.SLOW_S = nvmldevice.RARE_S = nvml.XIDS_S = nvml.MIG_S = 0.0  # all, each time
 reader, reason = open_reader()
 print(json.dumps(reason), flush=True)
 for i, line in enumerate(sys.stdin if reader else ()):
