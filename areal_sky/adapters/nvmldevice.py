@@ -15,8 +15,8 @@ from areal_sky.core.telemetry import GpuSample, Validity
 
 GIB = 1024**3
 # Each read asks for memory. The driver measures utilization itself, each 1/6 to 1 s, and keeps many measurements with
-# their times: asking once a second misses none and counts none twice. Heat changes in seconds, and since Ampere power is
-# a mean over a second; clocks matter less than why they are held down. What was read is repeated meanwhile.
+# their times: asking once a second misses none and counts none twice. Heat changes in seconds, and since Ampere power
+# is a mean over a second; clocks matter less than why they are held down. What was read is repeated meanwhile.
 SLOW_S = 1.0
 RARE_S = 5.0
 NO_NEWS_S = 2.0  # without a new measurement for so long, ask in the older way
