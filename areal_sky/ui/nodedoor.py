@@ -1,8 +1,8 @@
 """The short way for heartbeats: they are most of a large cluster's requests, and FastAPI's own path costs four times
 as much as all that is done with one. What does not carry the nodes' token goes the usual way, and is refused there.
 
-Where many nodes send them, heartbeats are taken some at a time: one by one, each would find the processor's caches cold,
-and cost three times as much. Bad news does not wait.
+Where many nodes send them, heartbeats are taken some at a time: one by one, each would find the processor's caches
+cold, and cost three times as much. Bad news does not wait.
 """
 
 from __future__ import annotations
