@@ -77,7 +77,7 @@ class NvmlGpuReader:
         for number, quick in news.items():
             if quick is True and number in self._devices:
                 device = self._devices[number]
-                news[number] = self._fields.sample(device, device.read_s, device.read_s + self._offset_s)
+                news[number] = self._fields.repeat(device, device.read_s + self._offset_s)
         if news.pop(EVENTS, None) is None and len(news) == len(self._devices) and not self._xids:
             self._samples = news  # as nearly always
             return tuple(news[n] for n in self._devices)
@@ -101,7 +101,7 @@ class NvmlGpuReader:
     # ------------------------------------------------------------ in the lanes
 
     def _look(self, key: int) -> GpuSample | bool | None:
-        """The sample of a device; True: there is little to do, and `read` does it."""
+        """The sample of a device; True: memory alone was due, and `read` makes the sample."""
         now_s = time.monotonic()
         if key == EVENTS:
             self._note_xids(now_s)

@@ -69,6 +69,7 @@ class Device:
     rare_s: float = 0.0
     slow: tuple[Any, ...] = (None,) * 8
     rare: tuple[Any, ...] = (None, None, ())  # SM clock, memory clock, processes
+    told: tuple[Any, ...] = ()  # the fields of its last sample from `temperature_celsius` to `processes`
     counters: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # id -> (us, count)
 
 
@@ -87,16 +88,21 @@ class DeviceFields:
         self._counter_ids = (185, *ecc, 197, 198, 138, 139)
 
     def ask_memory(self, d: Device, now_s: float) -> bool:
-        """Ask an opened device for what is due at each read; True if that is all that is due now (`sample` it then).
+        """Ask an opened device for what is due at each read; True if that is all that is due now (`repeat` it then).
 
-        Apart from `sample`, so that little code runs between two calls that wait: after each the caches are cold, and
-        that is most of what the agent costs.
+        Apart from what is made of it, so that little code runs between two calls that wait: after each the caches are
+        cold, and that is most of what the agent costs.
         """
         d.read_s = now_s
         if d.memory is None:
             return False
         d.code = d.memory[0](d.handle, d.memory[1])
-        return d.code == 0 and now_s < d.due_s
+        return d.code == 0 and now_s < d.due_s and not d.silent
+
+    def repeat(self, d: Device, t_s: float) -> GpuSample:
+        """A read of memory alone, with what else was told last."""
+        memory = d.memory[2]
+        return GpuSample(d.number, t_s, d.name, d.utilization, memory.used / GIB, memory.total / GIB, *d.told)
 
     def sample(self, d: Device, now_s: float, t_s: float) -> GpuSample:
         """The read that `ask_memory` began at `now_s`, which is `t_s` on the caller's clock. NVMLError: it is lost."""
@@ -114,12 +120,12 @@ class DeviceFields:
         d.due_s = d.slow_s + SLOW_S - EARLY_S
         celsius, watts, throttle, uncorrected, corrected, rx, tx, links = d.slow
         sm_mhz, memory_mhz, processes = d.rare
-        return GpuSample(
-            d.number, t_s, d.name, d.utilization, used, total, celsius, watts,
-            Validity.UNKNOWN if d.utilization is None else Validity.KNOWN,
+        d.told = (
+            celsius, watts, Validity.UNKNOWN if d.utilization is None else Validity.KNOWN,
             "; ".join(f"{what}: {d.silent[what]}" for what in MAIN if what in d.silent) if d.silent else "",
-            d.uuid, sm_mhz, memory_mhz, throttle, uncorrected, corrected, rx, tx, links, None, processes, measured,
+            d.uuid, sm_mhz, memory_mhz, throttle, uncorrected, corrected, rx, tx, links, None, processes,
         )  # fmt: skip
+        return GpuSample(d.number, t_s, d.name, d.utilization, used, total, *d.told, measured)
 
     def ask(self, d: Device, what: str, call: Callable[..., Any], *rest: Any) -> Any:
         """The answer, or None where there is none. Raises NVMLError only if the whole device is gone."""

@@ -1,8 +1,8 @@
 """The short way for heartbeats: they are most of a large cluster's requests, and FastAPI's own path costs four times
 as much as all that is done with one. What does not carry the nodes' token goes the usual way, and is refused there.
 
-Heartbeats are taken some at a time: one by one, each would find the processor's caches cold, and cost three times as
-much. Bad news does not wait.
+Where many nodes send them, heartbeats are taken some at a time: one by one, each would find the processor's caches
+cold, and cost three times as much. Bad news does not wait.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class NodeDoor:
         self._app, self._take, self._refuse, self._limit = app, take, refuse, limit
         self._bearer = f"Bearer {token}".encode() if token else b""
         self._turn: asyncio.Event | None = None  # of those that have come and wait
+        self._came_s = -GATHER_S  # when the latest came, by the loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != HEARTBEAT or scope["method"] != "POST" or not self._known(scope):
@@ -67,9 +68,14 @@ class NodeDoor:
         await send({"type": "http.response.body", "body": content})
 
     async def _gathered(self) -> None:
+        """Waits for the others that come within GATHER_S, where they come as often as that."""
+        loop = asyncio.get_running_loop()
+        before_s, self._came_s = self._came_s, loop.time()
         if self._turn is None:
+            if self._came_s - before_s >= GATHER_S:
+                return
             self._turn = asyncio.Event()
-            asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+            loop.call_later(GATHER_S, self._begin)
         await self._turn.wait()
 
     def _begin(self) -> None:
