@@ -91,14 +91,15 @@ class Preemption:
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
         item = shape.first[2]
-        allowed, lacks_gpus = self._quotas.allowed(shape), self._quotas.lacks_gpus(shape)
-        if lacks_gpus:
+        allowed = self._quotas.allowed(shape)
+        own = allowed < shape.least  # its pool is used up: only the pool's own tasks can make room
+        if own:
             allowed = shape.least
             if any(claim.item.entry.pool == shape.pool for claim in self._leases.claims.values()):
                 return False  # what is on its way out for that one is not known to be enough for two
         best: tuple[tuple[Cost, ShelfKey], Shelf, list[Unit], dict[str, Room]] | None = None
         for _, shelf in self._index.eligible(shape.ask):
-            victims = list(self._victims(shape, item, shelf, now_s, own=lacks_gpus > 0))
+            victims = list(self._victims(shape, item, shelf, now_s, own=own))
             if not victims:
                 continue
             self._weighed += len(victims)
@@ -113,8 +114,8 @@ class Preemption:
             nodes_now = (self._index.nodes[n] for n in rooms)
             elsewhere -= sum(how_many(n.devices, n.cpus, n.memory, shape.need) for n in nodes_now)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
-            if found is not None and lacks_gpus:
-                found = with_more(found, units, lacks_gpus * UNIT)
+            if found is not None and own:
+                found = with_more(found, units, self._quotas.lacks_gpus(shape) * UNIT)
             if found is not None and (best is None or (cost(found), shelf.key) < best[0]):
                 best = ((cost(found), shelf.key), shelf, found, rooms)
         if best is None:

@@ -40,9 +40,7 @@ class Quotas:
         return count
 
     def lacks_gpus(self, shape: Shape) -> float:
-        """GPUs of which its pool must have fewer before such a task may start; 0: none."""
-        if not self.pools:
-            return 0.0
+        """GPUs of which its pool must have fewer before such a task may start; 0: none. There are pools."""
         allowed, _ = self.pools.allowed(shape.pool, shape.preemptible)
         return max(0.0, shape.ask.bundle.gpus * shape.least - allowed)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from taskworld import GPU4, World
 
+from areal_sky.adapters.fake_ray import Crash
 from areal_sky.core.nodeenv import PoolShare
 from areal_sky.core.regrowth import LEAST_RUN_S, SEARCH_EVERY_S
 from areal_sky.core.taskverdict import GIVEN_BACK_S, SILENT_S
@@ -27,6 +28,17 @@ def grown_old(world: World) -> None:
     """What runs has run for long enough to be preempted."""
     world.tick(2)
     world.tick(2, seconds=MIN_RUNTIME_S)
+
+
+def with_a_crash(world: World, calls: int, ticks: int) -> None:
+    """A tick a second; the head dies after so many calls to Ray, and another one goes on."""
+    world.ray.crash_after = calls
+    for _ in range(ticks):
+        try:
+            world.tick(1, seconds=1)
+        except Crash:
+            world.start()
+    world.ray.crash_after = None
 
 
 def test_a_heavier_task_takes_the_place_of_a_preemptible_one(tmp_path: Path) -> None:
@@ -283,19 +295,11 @@ def test_why_tells_when_a_reservation_is_expected_to_start(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("step", range(12))
 def test_a_preemption_survives_death_at_every_step(tmp_path: Path, step: int) -> None:
-    from areal_sky.adapters.fake_ray import Crash
-
     world = made(tmp_path)
     victim = world.submit(gpus=1, bundles=4, min_bundles=2, kind="rollout", priority=1)
     grown_old(world)
     small = world.submit(gpus=2, priority=8)
-    world.ray.crash_after = step * 3 + 1
-    for _ in range(60):
-        try:
-            world.tick(1, seconds=1)
-        except Crash:
-            world.start()
-    world.ray.crash_after = None
+    with_a_crash(world, step * 3 + 1, ticks=60)
     assert (world.state(victim), world.state(small)) == ("RUNNING", "RUNNING")
     assert len(world.ray.running()) == 3
     assert not world.ray.over_committed()
@@ -304,8 +308,6 @@ def test_a_preemption_survives_death_at_every_step(tmp_path: Path, step: int) ->
 
 @pytest.mark.parametrize("step", range(12))
 def test_a_new_start_with_all_ranks_survives_death_at_every_step(tmp_path: Path, step: int) -> None:
-    from areal_sky.adapters.fake_ray import Crash
-
     world = made(tmp_path)
     other = world.submit(gpus=2)
     world.tick(3)
@@ -314,13 +316,7 @@ def test_a_new_start_with_all_ranks_survives_death_at_every_step(tmp_path: Path,
     world.finish(other)
     world.tick(3, seconds=LEAST_RUN_S)
     world.service.checkpointed(elastic)
-    world.ray.crash_after = step * 3 + 1
-    for _ in range(30):
-        try:
-            world.tick(1, seconds=1)
-        except Crash:
-            world.start()
-    world.ray.crash_after = None
+    with_a_crash(world, step * 3 + 1, ticks=30)
     info = world.service.get(elastic)
     assert (info["state"], info["attempt"] >= 2, len(info["places"])) == ("RUNNING", True, 4)
     assert not world.ray.over_committed()

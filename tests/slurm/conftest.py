@@ -43,9 +43,3 @@ def clean_testbed(testbed: Testbed) -> Iterator[Testbed]:
 def sky_cli(testbed: Testbed) -> Callable[..., str]:
     """`sky_cli("status", "-r")`: runs `sky` as the testbed's client; its output. Fails when it fails."""
     return testbed.sky
-
-
-@pytest.fixture
-def sky_env(testbed: Testbed, tmp_path: Path) -> dict[str, str]:
-    """Environment for subprocesses: the testbed's SkyPilot, and an AREAL_SKY_HOME of this test alone."""
-    return testbed.env(AREAL_SKY_HOME=str(tmp_path / "areal_sky_home"))
