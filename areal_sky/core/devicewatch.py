@@ -6,11 +6,10 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from areal_sky.core.baseline import Series, trend
 from areal_sky.core.findings import Finding, Kind, Where
+from areal_sky.core.memoryleak import LeakWatch
 from areal_sky.core.telemetry import GpuWindow, Validity
 from areal_sky.core.windowcodec import Batch
-from areal_sky.units import format_duration
 
 # NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors): these are the application's doing, not the device's.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68})
@@ -32,17 +31,6 @@ HOT_CELSIUS = 80.0  # below this no device is called hot, however cool the other
 HOTTER_CELSIUS = 10.0  # than the neighbours that work as much
 SAME_LOAD = 0.3
 
-LEAK_EVERY_S = 10.0
-LEAK_SPANS_S = (180.0, 420.0, 900.0)  # growth is looked for in the latest so many seconds
-LEAK_WARM_S = 120.0  # a task that starts fills its memory
-LEAK_HORIZON_S = 3600.0
-LEAK_WATCHED = 0.25  # of the time until memory runs out, growth must have been watched
-LEAK_RISING = 0.85  # nearly every pair of points rises: sawteeth and noise stay far below
-LEAK_GROWTH = 0.01  # of the device's memory
-LEAK_STEADY = 0.6  # a cache that fills up flattens; a leak does not
-LEAK_GOES_ON = 0.5  # what is taken for a leak is so until it rises half as surely and steadily
-LEAK_POINTS = 15  # that a trend is drawn through
-
 
 def is_calm(windows: Batch) -> bool:
     """Whether none of a node's windows tells of trouble by itself: so it is nearly always, and is found out at once."""
@@ -57,8 +45,7 @@ class DeviceWatch:
     """One GPU. Windows come in order; all times are those of their ends, on the head's clock."""
 
     __slots__ = (
-        "_at", "_celsius", "_ecc", "_ecc_s", "_heat", "_latest", "_leak", "_leak_look_s", "_lost_s", "_memory",
-        "_owner", "_owner_s", "_throttled", "_xid", "_xid_s",
+        "_at", "_celsius", "_ecc", "_ecc_s", "_heat", "_latest", "_lost_s", "_memory", "_throttled", "_xid", "_xid_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -72,11 +59,7 @@ class DeviceWatch:
         self._ecc_s: float | None = None
         self._throttled: deque[tuple[float, str]] = deque()
         self._heat: float | None = None  # since when it is hotter than its neighbours
-        self._owner: object = None
-        self._owner_s = 0.0
-        self._memory = Series(LEAK_SPANS_S[-1], LEAK_EVERY_S)
-        self._leak: tuple[float, str, dict[str, float]] | None = None
-        self._leak_look_s = 0.0
+        self._memory = LeakWatch()
 
     @property
     def latest(self) -> GpuWindow | None:
@@ -96,13 +79,13 @@ class DeviceWatch:
         if not calm or self._lost_s is not None or self._throttled or ecc.count(self._ecc) < len(ecc):
             for i in range(places.start, places.stop):
                 self._see_trouble(windows.window(i))
-        if owner != self._owner:
-            self._owner, self._owner_s, self._leak = owner, ends[places.start], None
-            self._memory.points.clear()
-        if owner is not None and ends[last] >= max(self._owner_s + LEAK_WARM_S, self._memory.next_s):
+        memory = self._memory
+        if owner != memory.owner:
+            memory.begin(owner, ends[places.start])
+        if owner is not None and ends[last] >= memory.next_s:
             for end_s, used in zip(ends[places], windows["memory_used_gib"][places], strict=True):
-                if used is not None and end_s - self._owner_s >= LEAK_WARM_S:
-                    self._memory.add(end_s, used)
+                if used is not None:
+                    memory.see(end_s, used)
 
     def _see_trouble(self, w: GpuWindow) -> None:
         if w.validity is Validity.LOST:
@@ -124,7 +107,7 @@ class DeviceWatch:
         """Whether it is worth to ask for findings: False for the healthy, which are nearly all, at little cost."""
         return (
             self._lost_s is not None or self._xid is not None or self._ecc_s is not None or bool(self._throttled)
-            or self._leak is not None or self._leak_due()
+            or self._memory.leak is not None or self._memory.due()
             or (self._celsius is not None and self._celsius >= HOT_CELSIUS) or self._heat is not None
         )  # fmt: skip
 
@@ -150,14 +133,9 @@ class DeviceWatch:
                 metrics={"gpu_ecc_uncorrected": float(self._ecc or 0)},
             )  # fmt: skip
         yield from self._hot(w, where, peers)
-        if w.end_s - self._leak_look_s >= LEAK_EVERY_S:
-            self._leak_look_s = w.end_s
-            self._leak = self._leaks(w)
-        if self._leak is not None:
-            since_s, evidence, metrics = self._leak
-            left = format_duration(round(metrics["seconds_to_oom"], -1))
-            what = f"GPU memory grows and will run out in about {left}"
-            yield Finding(Kind.MEMORY_LEAK, where, since_s, what, evidence, metrics=metrics)
+        leak = self._memory.look(w.end_s, w.memory_total_gib or 0.0)
+        if leak is not None:
+            yield leak.finding(where, "GPU memory")
 
     def _hot(self, w: GpuWindow, where: Where, peers: Sequence[GpuWindow]) -> Iterator[Finding]:
         celsius = "of unknown temperature" if w.temperature_celsius is None else f"at {w.temperature_celsius:.0f} °C"
@@ -180,50 +158,6 @@ class DeviceWatch:
             yield Finding(
                 Kind.HEAT, where, self._heat, "the GPU is much hotter than its neighbours", evidence, metrics=metrics
             )
-
-    def _leak_due(self) -> bool:
-        points = self._memory.points
-        return (
-            len(points) > 3 and points[-1][0] - self._leak_look_s >= LEAK_EVERY_S and points[-1][1] > points[0][1]
-        )  # fmt: skip
-
-    def _leaks(self, w: GpuWindow) -> tuple[float, str, dict[str, float]] | None:
-        points = list(self._memory.points)
-        less = 1.0 if self._leak is None else LEAK_GOES_ON
-        for span_s in LEAK_SPANS_S:
-            first = next((i for i, (t_s, _) in enumerate(points) if t_s >= w.end_s - span_s), len(points))
-            found = self._leak_within(points[:first], points[first:], w.memory_total_gib or 0.0, less)
-            if found is not None:
-                return found
-        return None
-
-    def _leak_within(
-        self, before: list[tuple[float, float]], points: list[tuple[float, float]], total_gib: float, less: float
-    ) -> tuple[float, str, dict[str, float]] | None:
-        """A leak in `points`; `before` is what the device held earlier, which growth must exceed. `less`: of the
-        evidence will do.
-        """
-        if len(points) < 4 or points[-1][1] - points[0][1] < LEAK_GROWTH * total_gib:
-            return None
-        horizon_s, watched_s = LEAK_HORIZON_S / less, points[-1][0] - points[0][0]
-        if watched_s < 0.9 * LEAK_SPANS_S[0] or points[-1][1] <= max((v for _, v in before), default=0.0):
-            return None
-        # Cheap first: a straight line through both ends would not do either.
-        left_s = (total_gib - points[-1][1]) * watched_s / (points[-1][1] - points[0][1])
-        if left_s > 1.5 * horizon_s or watched_s < less * LEAK_WATCHED * left_s / 1.5:
-            return None
-        found = trend(points[:: -(-len(points) // LEAK_POINTS)])
-        if found.slope <= 0 or found.rising < less * LEAK_RISING or found.late_slope < less * LEAK_STEADY * found.slope:
-            return None
-        left_s = max(0.0, total_gib - points[-1][1]) / found.slope
-        if left_s > horizon_s or watched_s < less * LEAK_WATCHED * left_s:
-            return None
-        evidence = (
-            f"{points[0][1]:.1f} to {points[-1][1]:.1f} of {total_gib:.0f} GiB within "
-            f"{format_duration(round(watched_s))}, {found.slope * 60:.2g} GiB a minute"
-        )
-        since_s = points[0][0] if self._leak is None else self._leak[0]
-        return since_s, evidence, {"gib_per_minute": found.slope * 60, "seconds_to_oom": left_s}
 
 
 def _thermal(reasons: Iterable[str]) -> str | None:
