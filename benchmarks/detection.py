@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from areal_sky.core.findings import Kind, Where
 from benchmarks import lost_gpu
-from benchmarks.scripted_load import TASK, Gang, Load, run
+from benchmarks.scripted_load import REPLICA, TASK, Gang, Load, run
 
 SEEDS = 5
 HEALTHY_HOURS = 5
@@ -28,11 +28,11 @@ LOST_TIMES = 4
 
 
 class Fault(NamedTuple):
-    """What happens, and what must be found where (a GPU of the node, None: the task)."""
+    """What happens, and what must be found where: at a GPU of the node, at the machine itself, or at the task."""
 
     strike: Callable[[Load], None]
     kind: Kind
-    gpu: int | None = None
+    place: int | Literal["machine", "task"] = "task"
 
 
 def _set(**values: Any) -> Callable[[Load], None]:
@@ -53,6 +53,7 @@ FAULTS: dict[str, Fault] = {
     "throughput_drop": Fault(_twice_as_long, Kind.THROUGHPUT_DROP),
     "straggler": Fault(_set(slow={3: 1.8}), Kind.STRAGGLER, 3),
     "memory_leak": Fault(_set(leak_gib_s={5: 0.02}), Kind.MEMORY_LEAK),
+    "host_memory_leak": Fault(_set(host_leak_gib_s=0.4), Kind.MEMORY_LEAK, "machine"),
     "throttled": Fault(_set(throttle={2: "hw_thermal"}), Kind.HEAT, 2),
     "hot": Fault(_set(hot={6: 17.0}), Kind.HEAT, 6),
     "ecc": Fault(_set(ecc={1: 2}), Kind.ECC, 1),
@@ -108,7 +109,7 @@ def trial(name: str, seed: int) -> Trial:
         if change.moved == "resolved":
             continue
         alert = change.alert
-        here = _is_at(alert.where, fault.gpu)
+        here = _is_at(alert.where, fault.place)
         if at_s > LEARN_S and here and alert.kind == fault.kind:
             found_s = since_s if found_s is None else found_s
             right += 1
@@ -125,5 +126,7 @@ def false_alarms(seed: int, seconds: int = 3600) -> list[str]:
     return [str(change.alert) for _, _, change in run(gang, seconds, {}) if change.moved == "raised"]
 
 
-def _is_at(where: Where, gpu: int | None) -> bool:
-    return where.device == gpu if gpu is not None else where == Where(TASK)
+def _is_at(where: Where, place: int | str) -> bool:
+    if place == "task":
+        return where == Where(TASK)
+    return where == Where("", None, REPLICA) if place == "machine" else where.device == place

@@ -15,14 +15,15 @@ from dataclasses import dataclass, field
 from areal_sky.core.alertrules import RuleWatch
 from areal_sky.core.alerts import AlertBook, Change
 from areal_sky.core.anomaly import Detector, Run
-from areal_sky.core.heartbeat import RankOn
+from areal_sky.core.heartbeat import HostMemory, RankOn
 from areal_sky.core.telemetry import GpuWindow, Validity
 from areal_sky.core.windowcodec import batch_of
 from areal_sky.spec.cluster import AlertSpec
 
 GPUS = 8
+HOST_GIB = 1024.0
 LOOK_S = 0.5
-TASK = "t1"
+TASK, REPLICA = "t1", "c-main-0"
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Load:
     slow: dict[int, float] = field(default_factory=dict[int, float])  # rank -> times as long, in its own work
     synchronous: bool = True  # the ranks wait for the slowest at each step
     leak_gib_s: dict[int, float] = field(default_factory=dict[int, float])
+    host_leak_gib_s: float = 0.0
     hot: dict[int, float] = field(default_factory=dict[int, float])  # GPU -> degrees more
     throttle: dict[int, str] = field(default_factory=dict[int, str])
     lost: set[int] = field(default_factory=set[int])
@@ -75,6 +77,8 @@ class Gang:
         self._low_s = 0.0
         self._leaked = dict.fromkeys(range(GPUS), 0.0)
         self._sawtooth = 0.0
+        self._host_leaked = 0.0
+        self._host_random = random.Random(-1 - seed)
 
     def tick(self) -> list[tuple[float, Change]]:
         """One second later: (when, change) of every alert that was raised or has ended meanwhile."""
@@ -85,7 +89,9 @@ class Gang:
         changes: list[tuple[float, Change]] = []
         arrives_s = self.t_s + self.phase
         self.detector.run([Run(TASK, 1, self._low_s > 0)], self.t_s)
-        self.detector.heard("c-main-0", 0, ranks, batch_of(windows))
+        self._host_leaked += self.load.host_leak_gib_s
+        memory = self._host_memory() if int(self.t_s) % 10 == 0 else None
+        self.detector.heard(REPLICA, 0, ranks, batch_of(windows), memory)
         looks = [arrives_s] if any(w.validity is Validity.LOST for w in windows) else []
         looks += [self.t_s + LOOK_S * i for i in (1, 2) if self.t_s + LOOK_S * i >= arrives_s or i == 2]
         for look_s in looks[:2]:
@@ -138,6 +144,12 @@ class Gang:
             self._pause_s = load.checkpoint_s * (0.7 + 0.6 * self.random.random())
         elif self._eval_s <= 0:
             self._eval_s, self._low_s = load.eval_every_s, load.eval_s
+
+    def _host_memory(self) -> HostMemory:
+        """Batches that are loaded and freed, a checkpoint that is written from a copy of the weights."""
+        batches = 20.0 * self._sawtooth + self._host_random.gauss(0, 2.0)
+        copied = 140.0 if self._pause_s > 0 else 0.0
+        return HostMemory(self.t_s, min(HOST_GIB, 300.0 + batches + copied + self._host_leaked), HOST_GIB)
 
     def _window(self, gpu: int, start_s: float, idle_frac: float) -> GpuWindow:
         load, draw = self.load, self.random

@@ -1,4 +1,4 @@
-"""Finds what is wrong in a stream of GPU windows and task reports, without being told what is usual.
+"""Finds what is wrong in a stream of GPU windows, machines' memory and task reports, without being told what is usual.
 
 Devices are looked at in devicewatch.py, tasks in taskwatch.py, the ranks of one in gangwatch.py. Everything is bounded:
 what is not heard of any more is forgotten.
@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from areal_sky.core.devicewatch import DeviceWatch, is_calm
 from areal_sky.core.findings import Finding, Kind, Where
-from areal_sky.core.heartbeat import RankOn
+from areal_sky.core.heartbeat import HostMemory, RankOn
+from areal_sky.core.memoryleak import LeakWatch
 from areal_sky.core.taskwatch import TaskWatch
 from areal_sky.core.telemetry import GpuWindow
 from areal_sky.core.windowcodec import Batch
 
 FORGET_S = 600.0  # a device that was not heard of for longer
+SILENT_S = 60.0  # nothing is said of the memory of a machine that is silent for longer: it may have run out
 MAX_TASKS = 20_000
 SAME_S = 0.02  # a window's end on the head's clock varies with how long its heartbeat took
 
@@ -35,13 +37,15 @@ class Run(NamedTuple):
 class _Node:
     """What was heard of a node. Who runs there changes rarely, and so what follows from it is kept."""
 
-    __slots__ = ("devices", "heard_s", "key", "owners", "ranks", "seen", "tasks", "where")
+    __slots__ = ("devices", "heard_s", "key", "memory", "owners", "ranks", "runs", "seen", "tasks", "where")
 
     def __init__(self, replica: str, index: int):
         self.key = (replica, index)
         self.devices: dict[int, DeviceWatch] = {}
         self.seen: dict[int, float] = {}  # each device's newest window
         self.heard_s = 0.0
+        self.memory = LeakWatch()  # of the machine
+        self.runs: frozenset[Run] = frozenset()  # on it when its memory was last looked at
         self.ranks: Sequence[RankOn] = ()
         self.owners: dict[int, str] = {}  # device -> the one task whose only rank there has it
         self.tasks: dict[str, list[RankOn]] = {}
@@ -55,6 +59,17 @@ class _Node:
             self.tasks.setdefault(r.task_id, []).append(r)
             for gpu in r.gpus:
                 self.owners[gpu] = "" if gpu in self.owners else r.task_id
+
+    def see_memory(self, memory: HostMemory, runs: frozenset[Run]) -> None:
+        """One run more fills memory as it starts: growth counts from then on."""
+        if not runs <= self.runs:
+            self.memory.begin(runs, memory.at_s)
+        self.runs = runs
+        self.memory.see(memory.at_s, memory.used_gib)
+        self.memory.look(memory.at_s, memory.total_gib)
+
+    def machine(self) -> Where:
+        return Where("", None, *self.key, tasks=tuple(sorted(self.tasks)))
 
     def place(self, device: int) -> Where:
         where = self.where.get(device)
@@ -70,6 +85,7 @@ class Detector:
     def __init__(self) -> None:
         self._nodes: dict[tuple[str, int], _Node] = {}
         self._suspects: dict[DeviceKey, DeviceWatch] = {}  # the healthy, nearly all, are not looked at again
+        self._filling: dict[tuple[str, int], _Node] = {}  # whose memory runs out
         self._forgot_s = 0.0
         self._runs: dict[str, int] = {}
         self._tasks: dict[str, TaskWatch] = {}
@@ -88,12 +104,21 @@ class Detector:
                 self._runs[task_id], self._tasks[task_id] = r.attempt, TaskWatch(task_id)
             self._tasks[task_id].enter_phase(r.phase_low, now_s)
 
-    def heard(self, replica: str, index: int, ranks: Sequence[RankOn], windows: Batch) -> None:
+    def heard(
+        self, replica: str, index: int, ranks: Sequence[RankOn], windows: Batch, memory: HostMemory | None = None
+    ) -> None:
         """Windows of one node, and who runs there. What is sent twice, since our answer was lost, counts once."""
         node = self._nodes.get((replica, index))
         if node is None:
             node = self._nodes[replica, index] = _Node(replica, index)
         node.run(ranks)
+        if memory is not None:
+            node.heard_s = memory.at_s
+            node.see_memory(memory, frozenset(Run(t, self._runs.get(t, 0)) for t in node.tasks))
+            if node.memory.leak is not None:
+                self._filling[node.key] = node
+            else:
+                self._filling.pop(node.key, None)
         windows = windows.newer(node.seen, windows["end_s"], SAME_S)
         if not windows:
             return
@@ -146,6 +171,9 @@ class Detector:
         # The GPUs of a gang leak alike: the one that is full first speaks for all.
         for task_id, f in leaks.items():
             found.append(replace(f, where=Where(task_id), evidence=f"{f.where}: {f.evidence}"))
+        for node in self._filling.values():
+            if node.memory.leak is not None and now_s - node.heard_s <= SILENT_S:
+                found.append(node.memory.leak.finding(node.machine(), "the machine's memory"))
         for task in self._tasks.values():
             found.extend(task.findings(now_s))
         return found
@@ -165,6 +193,7 @@ class Detector:
 
     def _forget(self, key: tuple[str, int]) -> None:
         node = self._nodes.pop(key, None)
+        self._filling.pop(key, None)
         for device in node.devices if node is not None else ():
             self._suspects.pop((*key, device), None)
 

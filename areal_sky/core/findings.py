@@ -13,7 +13,7 @@ class Kind(StrEnum):
     STALL = "stall"  # a task that worked makes no progress
     THROUGHPUT_DROP = "throughput_drop"  # it works much slower than it did
     STRAGGLER = "straggler"  # one rank of a gang works much slower than the others
-    MEMORY_LEAK = "memory_leak"  # GPU memory grows and will run out within the hour
+    MEMORY_LEAK = "memory_leak"  # memory of a GPU or a machine grows and will run out within the hour
     HEAT = "heat"  # the device is throttled for its heat, or much hotter than its neighbours
     ECC = "ecc"  # an uncorrectable memory error
     XID = "xid"  # the driver reported an error

@@ -20,10 +20,18 @@ class RankOn(NamedTuple):
     kind: str = ""
 
 
+class HostMemory(NamedTuple):
+    """What is in use of a machine's memory, of all that may be used there. `at_s` is by the head's clock."""
+
+    at_s: float
+    used_gib: float
+    total_gib: float
+
+
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """One post of a node. `sent_s` is by its own clock; `gpus` is how many it should have, `dropped` how many windows
-    it could not keep until the head took them. `leaving`: it says goodbye.
+    it could not keep until the head took them. `leaving`: it says goodbye. `memory` is told now and then.
     """
 
     group: str
@@ -38,6 +46,7 @@ class Heartbeat:
     running: tuple[RankOn, ...]
     dropped: int
     leaving: bool
+    memory: HostMemory | None = None
 
 
 def read_heartbeat(raw: Mapping[str, Any], now_s: float) -> Heartbeat:
@@ -60,6 +69,7 @@ def read_heartbeat(raw: Mapping[str, Any], now_s: float) -> Heartbeat:
             running=tuple(map(_rank, raw.get("running", ()))),
             dropped=int(raw.get("dropped", 0)),
             leaving=bool(raw.get("leaving")),
+            memory=None if raw.get("memory") is None else HostMemory(now_s, *map(_amount, raw["memory"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
         raise InvalidInput(f"the heartbeat is damaged: {type(e).__name__}: {e}") from None
@@ -69,6 +79,12 @@ def _rank(raw: Mapping[str, Any]) -> RankOn:
     return RankOn(
         _text(raw["task_id"]), int(raw["rank"]), tuple(map(int, raw["gpus"])), str(raw.get("kind") or "")
     )
+
+
+def _amount(value: Any) -> float:
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{value!r} is no amount")
+    return float(value)
 
 
 def _text(value: Any) -> str:

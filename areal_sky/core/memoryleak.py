@@ -27,11 +27,11 @@ class Leak(NamedTuple):
     evidence: str
     metrics: dict[str, float]
 
-    def finding(self, where: Where, memory: str, name: str = "") -> Finding:
+    def finding(self, where: Where, memory: str) -> Finding:
         """What is said of it; `memory` is whose memory it is."""
         left = format_duration(round(self.metrics["seconds_to_oom"], -1))
         what = f"{memory} grows and will run out in about {left}"
-        return Finding(Kind.MEMORY_LEAK, where, self.since_s, what, self.evidence, name, self.metrics)
+        return Finding(Kind.MEMORY_LEAK, where, self.since_s, what, self.evidence, metrics=self.metrics)
 
 
 class LeakWatch:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_sky.adapters.hostmemory import MemoryUse, memory_use
 from areal_sky.adapters.ports import GpuReader
 from areal_sky.adapters.simulated_gpus import RunningRank, SimulatedGpuReader, marks, running_ranks
 from areal_sky.core.model import NodeShape
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 WINDOW_S = 1.0
 HEARTBEAT_S = 1.0
+MEMORY_S = 10.0  # how often the machine's memory is looked at
 BAD = (Validity.LOST, Validity.STALE)
 BUFFER_S = 300  # windows kept while the head does not answer
 WINDOWS_PER_POST = 1000  # about 200 kB: catching up after an outage must not be one huge request
@@ -54,14 +56,15 @@ def connect(env: NodeEnv, token: str, raylet_alive: Callable[[], bool] = lambda:
     if why_not:
         log.warning("no GPU telemetry: %s", why_not)
     head = HeadPost(env.head_ip, env.gateway_port, token)
-    return Agent(env, reader, head.heartbeat, no_reader_reason=why_not, raylet_alive=raylet_alive)
+    memory = None if env.simulated_gpus else memory_use  # pretend nodes share the memory of one machine
+    return Agent(env, reader, head.heartbeat, no_reader_reason=why_not, raylet_alive=raylet_alive, memory=memory)
 
 
 class Agent:
     """Samples on a drift-free schedule. Each window has one rate, chosen when it starts (`choose_sampling`).
 
     `post` sends a heartbeat and returns the head's answer (`HeadPost.heartbeat`); it may raise ArealSkyError.
-    `no_reader_reason` says why `reader` is None. `raylet_alive` is asked at each heartbeat.
+    `no_reader_reason` says why `reader` is None. `raylet_alive` is asked at each heartbeat, `memory` each 10 s.
     `wall` is Unix time, `monotonic` measures the lease: a corrected clock must not end a machine.
     """
 
@@ -73,6 +76,7 @@ class Agent:
         *,
         no_reader_reason: str = "",
         raylet_alive: Callable[[], bool] = lambda: True,
+        memory: Callable[[], MemoryUse | None] | None = None,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ):
@@ -81,6 +85,8 @@ class Agent:
         self._post = post
         self._why_blind = no_reader_reason
         self._raylet_alive = raylet_alive
+        self._memory = memory
+        self._memory_told_s = float("-inf")  # monotonic
         self._wall = wall
         self._monotonic = monotonic
         self._node_dir = Path(env.state_dir).expanduser()
@@ -231,7 +237,7 @@ class Agent:
 
     def beat(self, now_s: float, leaving: bool = False) -> bool:
         """Post one heartbeat; False when the head did not take it (its windows are kept for the next one)."""
-        body = self.heartbeat_body(now_s, leaving)
+        body = self.heartbeat_body(now_s, leaving) | self._memory_news()
         try:
             answer = self._post(body)
         except ArealSkyError as e:
@@ -252,6 +258,12 @@ class Agent:
         self._ordered = ordered if isinstance(ordered, str) else None
         self._forget_sent(len(body["windows"]["each"]["device"]), body["dropped"])
         return True
+
+    def _memory_news(self) -> dict[str, Any]:
+        if self._memory is None or self._monotonic() - self._memory_told_s < MEMORY_S:
+            return {}
+        self._memory_told_s = self._monotonic()
+        return {"memory": self._memory()}
 
     def lease_left_s(self) -> float:
         """Seconds until this node must end itself, since no head has answered; negative when overdue."""

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from areal_sky.adapters.hostmemory import OOM_KILLED, oom_kills
 from areal_sky.core.tokens import SECRET_KEYS, task_token
-from areal_sky.run.oom import OOM_KILLED, oom_kills
 from areal_sky.run.shipper import LogShipper
 
 if TYPE_CHECKING:

@@ -188,7 +188,7 @@ class Watch:
         elif news.leaving:
             self._detector.left(news.replica, news.index)
         else:
-            self._detector.heard(news.replica, news.index, news.running, news.windows)
+            self._detector.heard(news.replica, news.index, news.running, news.windows, news.memory)
 
     # ------------------------------------------------------------ what is done
 

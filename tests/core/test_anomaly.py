@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from areal_sky.core.anomaly import Detector, Run
+from areal_sky.core.anomaly import SILENT_S, Detector, Run
 from areal_sky.core.findings import Finding, Kind
-from areal_sky.core.heartbeat import RankOn
+from areal_sky.core.heartbeat import HostMemory, RankOn
 from areal_sky.core.telemetry import GpuWindow, Validity
 from areal_sky.core.windowcodec import batch_of
 from areal_sky.spec.alerts import ANOMALIES
@@ -182,6 +182,28 @@ def test_memory_that_fills_up_flattens_or_falls_back_is_no_leak() -> None:
     (leak,) = growing(lambda s: 40 + 0.03 * s).found()
     assert leak.kind is Kind.MEMORY_LEAK and str(leak.where) == "t1"
     assert leak.metrics["seconds_to_oom"] == pytest.approx((80 - 40 - 0.03 * 900) / 0.03, rel=0.05)
+
+
+def test_a_machine_whose_memory_grows_is_found_whoever_leaves_it() -> None:
+    def filling(of: Callable[[int], float], tasks: Callable[[int], int] = lambda s: 2) -> list[Finding]:
+        detector, quiet = Detector(), batch_of([])
+        for second in range(0, 1200, 10):
+            names = [f"t{n}" for n in range(1, 1 + tasks(second))]
+            detector.run([Run(t, 1) for t in names], T + second)
+            memory = HostMemory(T + second, of(second), 512.0)
+            detector.heard("c-w-0", 0, [RankOn(t, 0, ()) for t in names], quiet, memory)
+        assert detector.findings(T + 1200 + SILENT_S) == []  # a machine that fell silent
+        return detector.findings(T + 1200)
+
+    assert filling(lambda s: 100 + 0.3 * (s % 150)) == []  # garbage that is collected
+    assert filling(lambda s: 400 - 300 * 0.99**s) == []  # a cache
+    assert filling(lambda s: 50 + 40 * (s // 100), tasks=lambda s: 1 + s // 100) == []  # tasks that start one by one
+    for tasks in (lambda s: 2, lambda s: 4 - s // 300):  # tasks that end change nothing
+        (leak,) = filling(lambda s: 100 + 0.2 * s, tasks)
+        assert (leak.kind, str(leak.where)) == (Kind.MEMORY_LEAK, "c-w-0/0")
+        assert leak.where.affected == tuple(f"t{n}" for n in range(1, 1 + tasks(1190)))
+        assert leak.what.startswith("the machine's memory grows and will run out in about 14m30s")
+        assert leak.metrics["gib_per_minute"] == pytest.approx(12)
 
 
 def test_a_rate_that_stays_low_is_the_new_usual() -> None:

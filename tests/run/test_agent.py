@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from areal_sky.adapters.hostmemory import MemoryUse
+from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
 from areal_sky.core.telemetry import GpuSample, Validity
@@ -215,6 +217,17 @@ def test_a_clock_set_back_starts_the_schedule_anew(env):
     agent = Agent(env, Reader(), Head())
     drive(agent, 2)
     assert len(drive(agent, 2, START_S - 3600)) == 2
+
+
+def test_the_machines_memory_is_told_now_and_then(env):
+    head, ticks, uses = Head(), Ticks(), iter([MemoryUse(10.0, 64.0), None])
+    agent = Agent(env, None, head, monotonic=ticks, memory=lambda: next(uses))
+    for second in range(12):
+        ticks.now = float(second)
+        agent.beat(START_S + second)
+    beats = [read_heartbeat(b, START_S + i + 0.5) for i, b in enumerate(head.bodies)]
+    assert [(i, b.memory) for i, b in enumerate(beats) if b.memory] == [(0, (START_S + 0.5, 10.0, 64.0))]
+    assert next(uses, None) is None  # asked a second time, and there was nothing to tell
 
 
 def test_what_was_sent_is_not_sent_again_and_what_was_not_is(env):

@@ -22,7 +22,6 @@ import pytest
 from areal_sky.adapters.ports import RankStart
 from areal_sky.errors import Unreachable
 from areal_sky.run import runner, shipper
-from areal_sky.run.oom import oom_kills
 from areal_sky.run.runner import RankOrder, RankProcess, Runner, runner_arguments
 from areal_sky.run.shipper import parse_metrics
 
@@ -208,29 +207,6 @@ def test_a_kill_for_want_of_memory_is_told_from_others(run: Run, monkeypatch: py
     finished(out_of_memory)
     assert (killed.code, killed.trouble) == (-9, "")
     assert (out_of_memory.code, out_of_memory.trouble) == (-9, "the kernel killed it: out of memory")
-
-
-@pytest.mark.parametrize(
-    ("files", "count"),
-    [
-        ({}, 0),
-        ({"proc/vmstat": "nr_free 5\noom_kill 7\n"}, 7),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.events": "low 0\noom 9\noom_kill 2\n"}, 2),
-        (
-            {
-                "proc/self/cgroup": "12:cpu:/x\n4:memory:/y\n",
-                "sys/fs/cgroup/memory/y/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n",
-            },
-            5,
-        ),
-        ({"proc/self/cgroup": "nonsense\n", "proc/vmstat": "oom_kill many\n"}, 0),
-    ],
-)
-def test_the_kernels_count_of_kills_is_read_wherever_it_is(tmp_path: Path, files: dict[str, str], count: int) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert oom_kills(tmp_path) == count
 
 
 def test_the_exit_waits_until_the_head_has_the_output(run: Run, head: Head) -> None:

@@ -251,6 +251,8 @@ def test_drain_evict_and_heartbeats(head: Head) -> None:
     assert (head.hub.beats[-1].replica, head.hub.beats[-1].sent_s) == ("c-w-0", 1.0)
     with pytest.raises(InvalidInput, match="heartbeat is damaged: KeyError: 'index'"):
         post.heartbeat({k: v for k, v in beat.items() if k != "index"})
+    with pytest.raises(InvalidInput, match="damaged: ValueError: -1 is no amount"):
+        post.heartbeat(beat | {"memory": [-1, 64]})
     assert post.heartbeat(beat | {"replica": "c-w-1"}) == {"lease_s": 77.0, "t_s": ANY, "beat_s": 2.0}
     with pytest.raises(Refused, match="not of other"):
         post.heartbeat({"cluster": "other"})
