@@ -16,7 +16,7 @@ changed (core/leases.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import inf
 
@@ -141,6 +141,10 @@ class Admission:
         self._now_s = now_s
         self._told += self._loans.take_back(task_id, now_s)
 
+    def reserve(self, task_id: str, node_ids: Collection[str], now_s: float) -> bool:
+        """For a waiting task that is placed from outside; see `Backfill.reserve_on`."""
+        return self._backfill.reserve_on(self._items[task_id], node_ids, now_s)
+
     # ---------------------------------------------------------------- what happens to nodes
 
     def set_node(self, room: NodeRoom, foreign: Bundle = NOTHING) -> None:
@@ -189,10 +193,6 @@ class Admission:
     def waiting_ids(self) -> list[str]:
         """Waiting tasks, next first."""
         return [item.entry.task_id for item in self._waiting.items()]
-
-    @property
-    def running_ids(self) -> list[str]:
-        return list(self._leases.running)
 
     def rooms(self) -> list[NodeRoom]:
         """What every node that takes work has free now."""

@@ -12,6 +12,7 @@ use), and once a decision has considered so many, further plans wait for the nex
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
@@ -64,8 +65,8 @@ class Backfill:
         reservation = self.reservations.get(guard)
         if reservation is None:
             return True
-        owner, first = reservation.item, shape.first
-        if first is not None and (first[0], first[1]) <= (owner.key, owner.entry.number):
+        first = shape.first
+        if first is not None and first[:2] <= _rank(reservation.item):
             return True  # it goes before the owner anyway
         return shape.longest_s is not None and now_s + shape.longest_s <= reservation.start_s
 
@@ -80,6 +81,24 @@ class Backfill:
             self._to_plan = {shelf.key for shelf in self._index.shelves.values() if shelf.nodes}
         if self._to_plan:
             self._go_on(now_s)
+
+    def reserve_on(self, item: Item, node_ids: Collection[str], now_s: float) -> bool:
+        """Reserve these nodes for a task that no plan of ours covers, if it is first in line there; True when it was.
+
+        To be said again within `REPLAN_S`. It is expected to start when all that runs there has ended.
+        """
+        guard, nodes = item.entry.task_id, [self._index.nodes.get(n) for n in node_ids]
+        keys = frozenset(n.shelf.key for n in nodes if n is not None)
+        before = [r for r in self.reservations.values() if keys & r.shelves and _rank(r.item) < _rank(item)]
+        if before or any(n is None or n.guard not in ("", guard) for n in nodes):
+            return False
+        leases = [lease for n in node_ids for lease in self._leases.sites[n].leases.values()]
+        start_s = max((_end(lease, now_s) for lease in leases), default=now_s)
+        if start_s == inf and now_s - item.entry.submitted_s < self._patience_s:
+            return False
+        self._keep(Reservation(item, tuple(node_ids), start_s, now_s, keys))
+        self._kept.add(guard)
+        return True
 
     def lift_idle(self) -> bool:
         """Reservations of tasks that wait no longer end; whether there were any."""
@@ -124,7 +143,7 @@ class Backfill:
         first = shape.first[:2]
         for guard, r in list(self.reservations.items()):
             if mine & r.shelves and r.item.shape is not None:
-                if (r.item.key, r.item.entry.number) <= first:
+                if _rank(r.item) <= first:
                     return
                 self._lift(guard)
         self._extra_plans += 1
@@ -148,12 +167,16 @@ class Backfill:
         plan = min(plans, key=lambda p: p.start_s, default=None)
         if plan is None or (plan.start_s == inf and now_s - item.entry.submitted_s < self._patience_s):
             return False
-        if old is not None and (old.node_ids != plan.node_ids or old.start_s < plan.start_s):
-            self._lift(guard)
-        self.reservations[guard] = plan
-        for node_id in plan.node_ids:
-            self._index.set_guard(self._index.nodes[node_id], guard)
+        self._keep(plan)
         return True
+
+    def _keep(self, plan: Reservation) -> None:
+        old = self.reservations.get(plan.guard)
+        if old is not None and (old.node_ids != plan.node_ids or old.start_s < plan.start_s):
+            self._lift(plan.guard)
+        self.reservations[plan.guard] = plan
+        for node_id in plan.node_ids:
+            self._index.set_guard(self._index.nodes[node_id], plan.guard)
 
     def _plan(
         self, shape: Shape, item: Item, shelf: Shelf, keys: frozenset[ShelfKey], now_s: float
@@ -212,6 +235,10 @@ class Backfill:
             if node is not None and node.guard == guard:
                 self._index.set_guard(node, "")
                 self._leases.changes[node] = Change(None)
+
+
+def _rank(item: Item) -> tuple[float, int]:
+    return item.key, item.entry.number
 
 
 def _end(lease: Hold, now_s: float) -> float:

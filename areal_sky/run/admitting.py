@@ -22,6 +22,7 @@ from areal_sky.run.plugins import order_policy
 from areal_sky.spec.cluster import SchedulingSpec
 from areal_sky.units import format_duration
 
+KEEP_FREE_S = 20.0  # how often it is looked what is to be kept free for drivers
 MIN_RUNTIME_S = 60.0  # a run that has just begun is left alone: starting costs about as much
 
 
@@ -50,6 +51,7 @@ class Admitting:
         self._expected = None if isinstance(self.order, LearningOrder) else Expected()
         self._drivers: dict[str, TaskRecord] = {}  # waiting drivers
         self._withheld: set[str] = set()  # those of them that the engine does not know now
+        self._kept_free_s = -math.inf
 
     # ---------------------------------------------------------------- what happens
 
@@ -151,6 +153,7 @@ class Admitting:
     def decide(self, now_s: float) -> list[Decision]:
         """What is to be done now. It counts as done: `undo` what could not be recorded."""
         self._withhold(now_s)
+        self._keep_free(now_s)
         decisions = [self._as_driver(d, now_s) for d in self._engine.decide(now_s)]
         decisions += [self._as_driver(d, now_s) for d in self._over_groups()]
         for d in decisions:
@@ -173,6 +176,21 @@ class Admitting:
             elif not self._lent and task_id in self._withheld:
                 self._withheld.discard(task_id)
                 self._engine.submit(self.entry(r), r.served_s)
+
+    def _keep_free(self, now_s: float) -> None:
+        """Nodes for the first driver in line that no node group alone can hold, so that smaller tasks let it in."""
+        if not self._drivers or 0 <= now_s - self._kept_free_s < KEEP_FREE_S:
+            return
+        self._kept_free_s = now_s
+        freest = sorted(self._engine.rooms(), key=lambda x: (-x.free_gpus, x.node_id))
+        whole = [self._rooms[x.node_id] for x in freest]
+        for task_id in self._engine.waiting_ids:
+            r = self._drivers.get(task_id)
+            if r is None or isinstance(fit(self.ask(r), whole), Placement):
+                continue  # the engine itself reserves for what fits into one group
+            if nodes := drivers.to_keep_free(r, self._need(r), whole):
+                self._engine.reserve(task_id, nodes, now_s)
+                return
 
     def _over_groups(self) -> list[Place]:
         """Drivers for which no node group alone has room, but several together. Reservations come first."""

@@ -6,6 +6,7 @@ bundles of one GPU. Where no node group alone has room, it is placed over severa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from areal_sky.core.gangs import DeviceShare
@@ -66,6 +67,20 @@ def over_groups(r: TaskRecord, need: DriverNeed, rooms: Sequence[NodeRoom]) -> P
         return NoFit(("no node of those that have its GPUs has the CPUs and the memory of the driver itself",))
     pairs = sorted(zip(found.node_ids, found.devices, strict=True), key=lambda p: p[0] != home)
     return Placement(tuple(n for n, _ in pairs), tuple(d for _, d in pairs))
+
+
+def to_keep_free(r: TaskRecord, need: DriverNeed, rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
+    """The nodes that shall become free for it: the first of `rooms`, as if they were, that hold all of it. () if none.
+
+    To be given the freest first.
+    """
+
+    def fits(first: int) -> bool:
+        return isinstance(over_groups(r, need, rooms[:first]), Placement)
+
+    enough = bisect_left(range(len(rooms) + 1), True, key=fits)
+    found = over_groups(r, need, rooms[:enough])
+    return () if isinstance(found, NoFit) else tuple(dict.fromkeys(found.node_ids))
 
 
 def why_never(spec: TaskSpec, need: DriverNeed, rooms: Sequence[NodeRoom], env: HeadEnv) -> str | None:

@@ -143,6 +143,30 @@ def test_it_may_lie_over_groups_that_are_too_small_alone(tmp_path: Path) -> None
         driver(world, "sglang:d2t4+fsdp:d4")
 
 
+def test_smaller_tasks_do_not_starve_one_that_needs_several_groups(tmp_path: Path) -> None:
+    world = World(tmp_path, nodes=1)
+    world.env = replace(world.env, groups=(GroupShape("w", GPU4, 1, 1, 1), GroupShape("r", GPU4, 1, 1, 1)))
+    world.nodes.append(world.ray.add_node("r", "c-r-0", GPU4))
+    world.start()
+    world.tick()
+    running = [world.submit(gpus=2) for _ in range(4)]
+    world.tick(3)
+    run = driver(world, "sglang:d1t4+fsdp:d4")
+    started, reason = world.clock.now(), ""
+    while world.state(run) == "QUEUED" and world.clock.now() - started < 3600:
+        world.finish(running.pop(0))
+        world.submit(gpus=2)
+        world.tick(30, 1.0)
+        running = [t["task_id"] for t in world.service.list() if t["state"] == "RUNNING" and t["task_id"] != run]
+        reason = world.service.get(run)["reason"] if world.state(run) == "QUEUED" else reason
+    assert world.state(run) == "RUNNING"
+    assert 300 < world.clock.now() - started < 600  # patience, then what ran there has ended one by one
+    assert "2 nodes are reserved for it" in reason
+    world.finish(run)
+    world.tick(3)
+    assert len([t for t in world.service.list() if t["state"] == "RUNNING"]) == 4  # nothing is kept free any more
+
+
 def test_the_nodes_that_it_waits_for_are_demand(world: World) -> None:
     run = driver(world, "sglang:d2t4+fsdp:d4")  # 12 GPUs; two nodes of four, and the group may have four
     world.tick(2)
