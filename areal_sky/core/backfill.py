@@ -190,18 +190,15 @@ class Backfill:
     def _capacities(self, node: Node, shape: Shape, now_s: float) -> list[tuple[float, int]]:
         """(from when, bundles that fit) as what runs on the node comes to its end."""
         site = self._leases.sites[node.node_id]
-        devices, cpus, memory = node.devices[:], node.cpus, node.memory
+        devices, cpus, memory = list(node.devices.free), node.cpus, node.memory
         if not site.simple:
             devices, cpus, memory = left_on(site)
         found = [(now_s, how_many(devices, cpus, memory, shape.need))]
         for end_s, _, lease in sorted([(_end(h, now_s), h.item.entry.number, h) for h in site.leases.values()]):
-            amount = lease.need.amount
-            for shares in lease.on(site):
-                for i, _ in shares:
-                    if i < len(devices):
-                        devices[i] += amount
-                cpus += lease.need.cpus
-                memory += lease.need.memory
+            taken = lease.on(site)
+            taken.add_to(devices)
+            cpus += taken.count * lease.need.cpus
+            memory += taken.count * lease.need.memory
             found.append((end_s, how_many(devices, cpus, memory, shape.need)))
         return found
 

@@ -112,7 +112,7 @@ class Preemption:
                 for b in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g))
             )
             nodes_now = (self._index.nodes[n] for n in rooms)
-            elsewhere -= sum(how_many(n.devices, n.cpus, n.memory, shape.need) for n in nodes_now)
+            elsewhere -= sum(how_many(n.devices.free, n.cpus, n.memory, shape.need) for n in nodes_now)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and own:
                 found = with_more(found, units, self._quotas.lacks_gpus(shape) * UNIT)
@@ -185,7 +185,7 @@ class Preemption:
             for bucket in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g)):
                 for node in bucket.first(shape.ask.count + len(rooms)):
                     if node.node_id not in rooms:
-                        then.put(room_with(node, node.devices, node.cpus, node.memory))
+                        then.put(room_with(node, node.devices.free, node.cpus, node.memory))
         ask: Ask = replace(shape.ask, count=most, nodes=(), ordered=False)
         nodes = find(then, ask, None, shape.least)
         return None if isinstance(nodes, dict) else placement_on(nodes, shape.need)

@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
-from areal_sky.core.room import UNIT, how_many
+from areal_sky.core.room import how_many
 from areal_sky.core.roomindex import Free, Node, RoomIndex, same_room
-from areal_sky.core.shapes import First, Item, Line, MayUse, Place, Shape
+from areal_sky.core.shapes import First, Item, Line, MayUse, Shape
 
 
 class Change:
@@ -37,10 +37,10 @@ class Change:
             before = self.seen.get(shape, before)
         if guard and not may_use(shape, guard):
             return 0
-        now = how_many(node.devices, node.cpus, node.memory, need, node.whole)
-        if before is None or before[4] not in ("", guard):
+        now = how_many(node.devices.free, node.cpus, node.memory, need, node.devices.whole)
+        if before is None or before[3] not in ("", guard):
             return now
-        return now - how_many(before[3], before[1], before[2], need, before[0])
+        return now - how_many(before[0].free, before[1], before[2], need, before[0].whole)
 
 
 class WaitingTasks:
@@ -84,7 +84,7 @@ class WaitingTasks:
             self._stand(shape)
         item.shape = shape
         shape.size += 1
-        heappush(shape.heap, (item.key, entry.number, item))
+        heappush(shape.heap, (item.key, entry.number, item, shape))
         if shape.first is None or (item.key, entry.number) < shape.first[:2]:
             self._sort_in(shape)
 
@@ -114,7 +114,7 @@ class WaitingTasks:
         shape = item.shape
         item.key = key
         if shape is not None:
-            heappush(shape.heap, (key, item.entry.number, item))
+            heappush(shape.heap, (key, item.entry.number, item, shape))
             self._sort_in(shape)
 
     # ---------------------------------------------------------------- which shape next
@@ -161,21 +161,17 @@ class WaitingTasks:
         this one now takes as many bundles more as the gang missed.
         """
         line = node.shelf.line
-        if node.total < line.least_gpus:
+        devices = node.devices
+        if devices.total < line.least_gpus:
             return None
-        whole, cpus, memory, guard, group = node.whole, node.cpus, node.memory, node.guard, node.shelf.group
-        top = UNIT if whole else max(node.devices, default=0)
-        best: Place | None = None
-        for its_whole, its_part, order in line.levels:
-            if its_whole > whole:
-                break
-            if its_part > top:
-                continue
+        cpus, memory, guard, group = node.cpus, node.memory, node.guard, node.shelf.group
+        best: First | None = None
+        for order in line.orders[bisect_left(line.levels, -devices.most) :]:
             for place in order if after is None else order[bisect_left(order, after[:2]) :]:
                 if best is not None and best < place:
                     break
-                _, _, its_cpus, its_memory, shape = place
-                if its_cpus > cpus or its_memory > memory:
+                shape = place[3]
+                if shape.cpus > cpus or shape.memory > memory:
                     continue
                 if not shape.open and shape.is_gang:  # it fits on several nodes only if this one has what it misses
                     missing = shape.missing.get(group, shape.least)
@@ -185,7 +181,7 @@ class WaitingTasks:
                     continue
                 best = place
                 break
-        return None if best is None else best[4].first
+        return best
 
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
@@ -193,7 +189,7 @@ class WaitingTasks:
         if before is not None and before[1] == node.cpus and same_room(before, node.free()):
             return
         group = node.shelf.group
-        most = max(node.whole, before[0] if before else 0)
+        most = max(node.devices.whole, before[0].whole if before else 0)
         for whole, _, shape in node.shelf.line.gangs:
             if whole > most:
                 return
@@ -251,11 +247,10 @@ class WaitingTasks:
                 del order[bisect_left(order, old)]
         if shape.is_gang or not shape.orders:
             shape.orders = [line.order_of(shape.level()) for line in shape.lines]
-        shape.place = None
+        shape.place = first
         if first is not None:
-            shape.place = new = (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
             for order in shape.orders:
-                insort(order, new)
+                insort(order, first)
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:
