@@ -161,8 +161,10 @@ class Admission:
     def decide(self, now_s: float) -> list[Decision]:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
-        out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
-        self._told = []
+        out: list[Decision] = []
+        if self._told:
+            out += [d for d in self._told if d.task_id in self._leases.running]
+            self._told = []
         if self._keys.timers or self._keys.learns:
             self._keys.renew(self._items, now_s)
         if self._pools:
@@ -173,7 +175,8 @@ class Admission:
         self._place_all(out)
         if self._waiting.shapes:
             out += self._preemption.search(now_s, self._may_use)
-            while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
+            while self._backfill.reservations and self._backfill.lift_idle():
+                # who has started, or has a claim, needs no reservation any more
                 self._place_all(out)
         else:
             out += self._regrowth.search(now_s)
@@ -228,8 +231,11 @@ class Admission:
         looked_at: Change | None = None
         best: First | None = None
         while changes or waiting.open:
-            node = leases.next_changed()
-            if node is None:
+            if len(changes) == 1:  # as a rule
+                (node,) = changes
+            else:
+                node = leases.next_changed()
+            if node is None or node.devices.total < node.shelf.line.least_gpus:
                 best = None
             else:
                 change = changes[node]
@@ -240,11 +246,15 @@ class Admission:
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)
             elif best is not None and node is not None:
-                item = best[2]
-                if self._pools or item.entry.ask.count > 1:
+                item, shape = best[2], best[3]
+                if self._pools or shape.is_gang:
                     self._look(item, out)
-                else:
-                    self._start(item, [(node, 1)], out)
+                    continue
+                # What `_start` does, for one bundle where it is known to fit.
+                waiting.remove(item)
+                lease = leases.start(item, shape.need, node, self._now_s)
+                self._began(lease)
+                out.append(Place(lease.task_id, lease.placement))
             elif node is not None:
                 waiting.settle(node, leases.looked_at(node), may_use)
 
@@ -321,25 +331,29 @@ class Admission:
         self._waiting.add(item)
 
     def _run(self, lease: Hold, *, adopted: bool = False) -> None:
-        item = lease.item
-        if adopted or item.until_s < inf or self._keys.by_service:
-            self._keys.started(item, lease.since_s)
         if adopted:
             self._leases.adopt(lease)
         else:
             self._leases.hold(lease)
+        self._began(lease, adopted=adopted)
+
+    def _began(self, lease: Hold, *, adopted: bool = False) -> None:
+        item = lease.item
+        if adopted or item.until_s < inf or self._keys.by_service:
+            self._keys.started(item, lease.since_s)
         if item.entry.preemptible:
-            self._preemption.watch(lease)
+            self._preemption.begun(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        self._forget_loan(task_id)
+        if self._loans.lent:
+            self._forget_loan(task_id)
         lease = self._leases.release(task_id)
         if lease is not None and self._pools:
             self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
     def _forget_loan(self, task_id: str) -> None:
-        lent = self._loans.forget(task_id) if self._loans.lent else None
+        lent = self._loans.forget(task_id)
         if lent is not None:
             self._quotas.use(lent.item, -len(lent.placement.node_ids))
 

@@ -72,7 +72,8 @@ class Backfill:
     def refresh(self, now_s: float) -> None:
         """Reserve for those who are first in line now. Cheap when it was done a moment ago. Once per decision."""
         self._considered = 0
-        self.lift_idle()
+        if self.reservations:
+            self.lift_idle()
         if not 0 <= now_s - self._began_s < PLAN_EVERY_S:
             self._began_s = now_s
             self._extra_plans = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-from areal_sky.core.devices import Taken, taken_by
+from areal_sky.core.devices import Taken, choose, taken_by
 from areal_sky.core.gangs import DeviceShare, Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import Need, NodeRoom, need_of, take_foreign, units
@@ -135,6 +135,24 @@ class Leases:
             elif site.node is not None:
                 site.node.take(lease.need, taken)
 
+    def start(self, item: Item, need: Need, node: Node, now_s: float) -> Hold:
+        """`hold` for one bundle on a node that has been found to have room: nearly all starts, so in few steps."""
+        chosen = choose(node.devices, need)
+        assert chosen is not None, "found where it does not fit"
+        taken, left = chosen
+        lease = Hold(item, Placement((node.node_id,), taken.bundles), now_s, need)
+        site = self.sites[node.node_id]
+        lease.parts = ((site, taken),)
+        site.leases[lease.task_id] = self.running[lease.task_id] = lease
+        if site.simple:
+            node.devices = left
+            node.cpus -= need.cpus
+            node.memory -= need.memory
+            node.shelf.changed[node] = None
+        else:
+            self._recount(site)
+        return lease
+
     def adopt(self, lease: Hold) -> None:
         """The task runs there already, free or not, also on nodes that are not known yet."""
         self.running[lease.task_id] = lease
@@ -157,7 +175,7 @@ class Leases:
                 self._recount(site)
             else:
                 if node not in self.changes:
-                    self.changes[node] = Change(node.free())
+                    self.changes[node] = Change((node.devices, node.cpus, node.memory, node.guard))
                 node.give(lease.need, taken)
         return lease
 
@@ -214,8 +232,6 @@ class Leases:
     def next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
         changes, queue = self.changes, self._to_look_at
-        if len(changes) == 1:
-            return next(iter(changes))
         if not queue:
             if not changes:
                 return None

@@ -78,8 +78,6 @@ class Shape:
     def find_first(self) -> First | None:
         """Past all that wait no longer."""
         ready, heap = self.ready, self.heap
-        if not heap and len(ready) == self.size:
-            return ready[-1] if ready else None  # the usual case: none of them has left from the middle
         while ready and not self.holds(ready[-1]):
             ready.pop()
         while heap and not self.holds(heap[0]):

@@ -95,16 +95,23 @@ class WaitingTasks:
             return
         item.shape = None
         shape.size -= 1
+        first, ready = shape.first, shape.ready
         if not shape.size:
             shape.ready, shape.heap = [], []
             self._sort_in(shape)
             del self.shapes[shape.key]
             for line in shape.lines:
                 _leave_gangs(line, shape)
-        elif shape.first is not None and shape.first[2] is item:
-            if shape.ready and shape.ready[-1] is shape.first:
-                shape.ready.pop()
-            self._sort_in(shape)
+        elif first is not None and first[2] is item:
+            if ready and ready[-1] is first:
+                ready.pop()
+            if not shape.heap and len(ready) == shape.size:
+                shape.first = ready[-1]  # as a rule: none of them has left from the middle
+                self._sort_into_lines(shape)
+                if shape.open:
+                    heappush(self.open, (ready[-1][0], ready[-1][1], shape))
+            else:
+                self._sort_in(shape)
         elif len(shape.heap) + len(shape.ready) > 2 * shape.size + 64:
             shape.ready, shape.heap = [], [x for x in (*shape.ready, *shape.heap) if shape.holds(x)]
             heapify(shape.heap)
