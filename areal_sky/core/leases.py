@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-from areal_sky.core.devices import Taken, choose, taken_by
+from areal_sky.core.devices import Taken, taken_by
 from areal_sky.core.gangs import DeviceShare, Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import Need, NodeRoom, need_of, take_foreign, units
@@ -104,7 +104,7 @@ class Leases:
         if old is not None:
             change, guard = self.changes.pop(old, None) or Change(old.free()), old.guard
         node = self._index.put(room)
-        site.room, site.foreign, site.node = room, foreign, node
+        site.room, site.foreign, site.node, node.site = room, foreign, node, site
         self._index.set_guard(node, guard)
         self._recount(site)
         self.changes[node] = change
@@ -137,11 +137,9 @@ class Leases:
 
     def start(self, item: Item, need: Need, node: Node, now_s: float) -> Hold:
         """`hold` for one bundle on a node that has been found to have room: nearly all starts, so in few steps."""
-        chosen = choose(node.devices, need)
-        assert chosen is not None, "found where it does not fit"
-        taken, left = chosen
+        taken, left = node.devices.choices[need]
         lease = Hold(item, Placement((node.node_id,), taken.bundles), now_s, need)
-        site = self.sites[node.node_id]
+        site: Site = node.site
         lease.parts = ((site, taken),)
         site.leases[lease.task_id] = self.running[lease.task_id] = lease
         if site.simple:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from areal_sky.core.devices import choose
 from areal_sky.core.fragmentation import UsualAsk
 from areal_sky.core.gangs import (
     Ask,
@@ -78,10 +77,9 @@ def placement_on(nodes: Nodes, need: Need) -> Placement:
     node_ids: tuple[str, ...] = ()
     devices: tuple[tuple[DeviceShare, ...], ...] = ()
     for node, n in nodes:
-        chosen = choose(node.devices, need, n)
-        assert chosen is not None, "found where it does not fit"
+        taken, _ = node.devices.choices[need, n]
         node_ids += (node.node_id,) * n
-        devices += chosen[0].bundles
+        devices += taken.bundles
     return Placement(node_ids, devices)
 
 

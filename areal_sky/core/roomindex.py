@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from areal_sky.core.devices import Devices, Taken, devices_of, given_back, without
+from areal_sky.core.devices import Devices, Taken, devices_of
 from areal_sky.core.fragmentation import UsualAsk
 from areal_sky.core.gangs import Ask, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
@@ -32,7 +32,7 @@ Free = tuple[Devices, int, int, str]  # (devices, CPUs, memory, guard) of a node
 class Node:
     """One node's free room now, in units. `stands_in`: the bucket where it has been sorted in last."""
 
-    __slots__ = ("cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "stands_in")
+    __slots__ = ("cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "site", "stands_in")
 
     def __init__(self, room: NodeRoom, shelf: Shelf):
         self.node_id = room.node_id
@@ -40,6 +40,7 @@ class Node:
         self.shelf = shelf
         self.market = room.market
         self.guard = ""
+        self.site: Any = None  # core/leases.py: what is on it
         self.stands_in: Bucket | None = None
         self.set_free([units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
 
@@ -51,14 +52,14 @@ class Node:
 
     def take(self, need: Need, taken: Taken) -> None:
         """Bundles start on it."""
-        self.devices = without(self.devices, taken)
+        self.devices = self.devices.less[taken]
         self.cpus -= taken.count * need.cpus
         self.memory -= taken.count * need.memory
         self.shelf.changed[self] = None
 
     def give(self, need: Need, taken: Taken) -> None:
         """They have ended."""
-        self.devices = given_back(self.devices, taken)
+        self.devices = self.devices.more[taken]
         self.cpus += taken.count * need.cpus
         self.memory += taken.count * need.memory
         self.shelf.changed[self] = None

@@ -251,7 +251,7 @@ class WaitingTasks:
         old, first = shape.place, shape.first
         if old is not None:
             for order in shape.orders:
-                del order[bisect_left(order, old)]
+                del order[0 if order[0] is old else bisect_left(order, old)]
         if shape.is_gang or not shape.orders:
             shape.orders = [line.order_of(shape.level()) for line in shape.lines]
         shape.place = first
