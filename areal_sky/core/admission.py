@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from areal_sky.core.backfill import Backfill, Reservation
+from areal_sky.core.backfill import PLAN_EVERY_S, Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Regrow, Restore, Shrink
 from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import NOTHING, Hold, Leases
@@ -29,7 +29,7 @@ from areal_sky.core.model import Bundle
 from areal_sky.core.orderkeys import OrderKeys
 from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
 from areal_sky.core.pools import Pool, Pools
-from areal_sky.core.preemption import Preemption
+from areal_sky.core.preemption import SEARCH_EVERY_S, Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.regrowth import Regrowth
@@ -171,11 +171,14 @@ class Admission:
             self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
-        self._backfill.refresh(now_s)
+        backfill, preemption = self._backfill, self._preemption
+        if backfill.busy or not 0 <= now_s - backfill.began_s < PLAN_EVERY_S:
+            backfill.refresh(now_s)
         self._place_all(out)
         if self._waiting.shapes:
-            out += self._preemption.search(now_s, self._may_use)
-            while self._backfill.reservations and self._backfill.lift_idle():
+            if preemption.round or not 0 <= now_s - preemption.began_s < SEARCH_EVERY_S:
+                out += preemption.search(now_s, self._may_use)
+            while backfill.reservations and backfill.lift_idle():
                 # who has started, or has a claim, needs no reservation any more
                 self._place_all(out)
         else:
@@ -226,7 +229,8 @@ class Admission:
 
     def _place_all(self, out: list[Decision]) -> None:
         waiting, leases, may_use = self._waiting, self._leases, self._may_use
-        waiting.renew_lines()
+        if waiting.lines_version != self._index.version:
+            waiting.renew_lines()
         changes = leases.changes
         looked_at: Change | None = None
         best: First | None = None

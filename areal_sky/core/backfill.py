@@ -52,7 +52,8 @@ class Backfill:
         self._waiting = waiting
         self._patience_s = patience_s
         # Plans are made in rounds: when this one began, what it has still to do, whom it has seen first in line.
-        self._began_s = -inf
+        self.began_s = -inf
+        self.busy = False  # whether there is something to refresh though no round is due
         self._to_plan: set[ShelfKey] = set()
         self._kept: set[str] = set()
         self._extra_plans = 0
@@ -70,17 +71,17 @@ class Backfill:
         return shape.longest_s is not None and now_s + shape.longest_s <= reservation.start_s
 
     def refresh(self, now_s: float) -> None:
-        """Reserve for those who are first in line now. Cheap when it was done a moment ago. Once per decision."""
+        """Reserve for those who are first in line now. Once per decision where `busy`, or where a round is due."""
         self._considered = 0
-        if self.reservations:
-            self.lift_idle()
-        if not 0 <= now_s - self._began_s < PLAN_EVERY_S:
-            self._began_s = now_s
+        self.lift_idle()
+        if not 0 <= now_s - self.began_s < PLAN_EVERY_S:
+            self.began_s = now_s
             self._extra_plans = 0
             self._kept = set()
             self._to_plan = {shelf.key for shelf in self._index.shelves.values() if shelf.nodes}
         if self._to_plan:
             self._go_on(now_s)
+        self.busy = bool(self._to_plan or self.reservations or self._considered)
 
     def lift_idle(self) -> bool:
         """Reservations of tasks that wait no longer end; whether there were any."""
@@ -164,6 +165,7 @@ class Backfill:
         gains: list[tuple[float, int, int]] = []  # (from when, which of the freest nodes, bundles more)
         freest = shelf.freest(max(MOST_NODES, 2 * shape.least))
         self._considered += len(freest)
+        self.busy = True
         nodes = [n for n in freest if n.guard in ("", guard) and ask.market in (None, n.market)]
         if ask.nodes:
             nodes = [n for n in nodes if n.node_id in ask.nodes or n.order[0] in ask.nodes]
@@ -198,8 +200,8 @@ class Backfill:
         for end_s, _, lease in sorted([(_end(h, now_s), h.item.entry.number, h) for h in site.leases.values()]):
             taken = lease.on(site)
             taken.add_to(devices)
-            cpus += taken.count * lease.need.cpus
-            memory += taken.count * lease.need.memory
+            cpus += taken.cpus
+            memory += taken.memory
             found.append((end_s, how_many(devices, cpus, memory, shape.need)))
         return found
 

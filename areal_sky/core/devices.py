@@ -19,17 +19,18 @@ MOST_STEPS = 512
 
 
 class Taken:
-    """What like bundles hold of the devices of one node: `amount` of each of theirs. From `taken_by`."""
+    """What like bundles hold of one node, in units: `amount` of each of their devices. From `taken_by`."""
 
-    __slots__ = ("amount", "bundles", "count")
+    __slots__ = ("amount", "bundles", "cpus", "memory")
 
-    def __init__(self, amount: int, bundles: Bundles):
-        self.amount = amount
+    def __init__(self, need: Need, bundles: Bundles):
+        self.amount = need.amount
         self.bundles = bundles
-        self.count = len(bundles)
+        self.cpus = len(bundles) * need.cpus
+        self.memory = len(bundles) * need.memory
 
     def add_to(self, devices: list[int], sign: int = 1) -> None:
-        """Give it back (or, with -1, take it), but for devices that are not there."""
+        """Give the devices back (or, with -1, take them), but for those that are not there."""
         amount = sign * self.amount
         for shares in self.bundles:
             for i, _ in shares:
@@ -109,10 +110,10 @@ def devices_of(free: tuple[int, ...]) -> Devices:
 
 
 @lru_cache(maxsize=16384)
-def _taken(amount: int, bundles: Bundles) -> Taken:
-    return Taken(amount, bundles)
+def _taken(need: Need, bundles: Bundles) -> Taken:
+    return Taken(need, bundles)
 
 
 def taken_by(need: Need, bundles: Sequence[tuple[DeviceShare, ...]]) -> Taken:
     """One object for equal ones, as a rule."""
-    return _taken(need.amount, tuple(bundles))
+    return _taken(need, tuple(bundles))

@@ -27,6 +27,7 @@ class Hold:
     `parts`: what it takes of the devices, node by node. Kept by Leases.
     """
 
+    standing: float  # kept by core/preemption.py, for leases that may be victims
     __slots__ = ("checkpoint_s", "ending", "item", "need", "parts", "placement", "since_s", "standing", "task_id")
 
     def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
@@ -38,7 +39,6 @@ class Hold:
         self.since_s = since_s
         self.checkpoint_s = since_s  # work up to here is safe
         self.ending = ""  # for which task it has been told to end, or to shrink
-        self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
 
     def served_s(self, now_s: float) -> float:
         """Seconds of service in this and earlier runs."""
@@ -133,7 +133,7 @@ class Leases:
             if not site.simple:
                 self._recount(site)
             elif site.node is not None:
-                site.node.take(lease.need, taken)
+                site.node.take(taken)
 
     def start(self, item: Item, need: Need, node: Node, now_s: float) -> Hold:
         """`hold` for one bundle on a node that has been found to have room: nearly all starts, so in few steps."""
@@ -144,8 +144,8 @@ class Leases:
         site.leases[lease.task_id] = self.running[lease.task_id] = lease
         if site.simple:
             node.devices = left
-            node.cpus -= need.cpus
-            node.memory -= need.memory
+            node.cpus -= taken.cpus
+            node.memory -= taken.memory
             node.shelf.changed[node] = None
         else:
             self._recount(site)
@@ -174,7 +174,7 @@ class Leases:
             else:
                 if node not in self.changes:
                     self.changes[node] = Change((node.devices, node.cpus, node.memory, node.guard))
-                node.give(lease.need, taken)
+                node.give(taken)
         return lease
 
     def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
@@ -223,8 +223,7 @@ class Leases:
                         return None
                     devices[i] -= taken.amount
                     free = free and devices[i] >= 0
-            enough = cpus >= taken.count * claim.need.cpus and memory >= taken.count * claim.need.memory
-            free = free and enough
+            free = free and cpus >= taken.cpus and memory >= taken.memory
         return free
 
     def next_changed(self) -> Node | None:
@@ -290,7 +289,7 @@ def left_on(
     for hold in (*holds, *(site.claims.values() if claims is None else claims)):
         taken = hold.on(site)
         taken.add_to(devices, -1)
-        cpus -= taken.count * hold.need.cpus
-        memory -= taken.count * hold.need.memory
+        cpus -= taken.cpus
+        memory -= taken.memory
     take_foreign(devices, units(site.foreign.gpus))
     return devices, cpus, memory

@@ -55,8 +55,8 @@ class Preemption:
         self._watched = 0
         # Not in a line yet: most leases end before anybody looks for victims.
         self._begun: dict[tuple[Hold, Shelf], None] = {}
-        self._began_s = -inf
-        self._round: list[Shape] = []  # shapes still to be searched for, the next last
+        self.began_s = -inf
+        self.round: list[Shape] = []  # shapes still to be searched for, the next last
         self._weakest: dict[Shelf, list[Hold]] = {}  # in this round
         self._weighed = 0  # victims, in this decision
         self._choose = choose_weakest if isinstance(order, OrderByService) else choose
@@ -78,21 +78,22 @@ class Preemption:
     # ---------------------------------------------------------------- the search
 
     def search(self, now_s: float, may_use: MayUse) -> list[Decision]:
-        """Claims for waiting tasks that may push others out, with the decisions to do so."""
-        if not 0 <= now_s - self._began_s < SEARCH_EVERY_S:
-            self._began_s = now_s
+        """Claims for waiting tasks that may push others out, with the decisions to do so.
+
+        Asked while there is a `round`, and when one is due.
+        """
+        if not 0 <= now_s - self.began_s < SEARCH_EVERY_S:
+            self.began_s = now_s
             shapes = self._waiting.in_order() if self._lines or self._begun else []
-            self._round = shapes[:MOST_SEARCHES][::-1]
+            self.round = shapes[:MOST_SEARCHES][::-1]
             self._weakest = {}
-        if not self._round:
-            return []
         out: list[Decision] = []
         self._weighed = 0
-        while self._round and self._weighed < MOST_VICTIMS:
-            shape = self._round[-1]
+        while self.round and self._weighed < MOST_VICTIMS:
+            shape = self.round[-1]
             may = shape.first is not None and (not shape.open or shape.barred)
             if not may or not self._claim_for(shape, now_s, may_use, out):
-                self._round.pop()
+                self.round.pop()
         return out
 
     def _line_up(self) -> None:

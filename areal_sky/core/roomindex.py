@@ -50,18 +50,18 @@ class Node:
         self.cpus, self.memory = max(0, cpus), max(0, memory)
         self.shelf.changed[self] = None
 
-    def take(self, need: Need, taken: Taken) -> None:
+    def take(self, taken: Taken) -> None:
         """Bundles start on it."""
         self.devices = self.devices.less[taken]
-        self.cpus -= taken.count * need.cpus
-        self.memory -= taken.count * need.memory
+        self.cpus -= taken.cpus
+        self.memory -= taken.memory
         self.shelf.changed[self] = None
 
-    def give(self, need: Need, taken: Taken) -> None:
+    def give(self, taken: Taken) -> None:
         """They have ended."""
         self.devices = self.devices.more[taken]
-        self.cpus += taken.count * need.cpus
-        self.memory += taken.count * need.memory
+        self.cpus += taken.cpus
+        self.memory += taken.memory
         self.shelf.changed[self] = None
 
     def free(self) -> Free:

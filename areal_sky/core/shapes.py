@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop
+from math import inf
+from typing import cast
 
 from areal_sky.core.queueing import Entry
 from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
@@ -32,6 +34,9 @@ class Item:
 
 MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
 First = tuple[float, int, Item, "Shape"]  # (key, submit number, task, its shape): the one to go first
+
+
+LAST = cast(First, (inf,))  # goes after all
 
 
 class Shape:

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 from areal_sky.core.room import how_many
 from areal_sky.core.roomindex import Free, Node, RoomIndex, same_room
-from areal_sky.core.shapes import First, Item, Line, MayUse, Shape
+from areal_sky.core.shapes import LAST, First, Item, Line, MayUse, Shape
 
 
 class Change:
@@ -50,7 +50,7 @@ class WaitingTasks:
         self._index = index
         self.shapes: dict[tuple[object, ...], Shape] = {}
         self._lines: dict[tuple[str, str, bool], Line] = {}
-        self._index_version = -1
+        self.lines_version = -1  # RoomIndex.version of which there are lines
         self._shapes_so_far = 0
         self.open: list[tuple[float, int, Shape]] = []
 
@@ -172,10 +172,13 @@ class WaitingTasks:
         if devices.total < line.least_gpus:
             return None
         cpus, memory, guard, group = node.cpus, node.memory, node.guard, node.shelf.group
-        best: First | None = None
-        for order in line.orders[bisect_left(line.levels, -devices.most) :]:
-            for place in order if after is None else order[bisect_left(order, after[:2]) :]:
-                if best is not None and best < place:
+        orders = line.orders[bisect_left(line.levels, -devices.most) :]
+        if after is not None:
+            orders = [order[bisect_left(order, after[:2]) :] for order in orders]
+        best = LAST
+        for order in orders:
+            for place in order:
+                if best < place:
                     break
                 shape = place[3]
                 if shape.cpus > cpus or shape.memory > memory:
@@ -188,7 +191,7 @@ class WaitingTasks:
                     continue
                 best = place
                 break
-        return best
+        return None if best is LAST else best
 
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
@@ -210,15 +213,14 @@ class WaitingTasks:
                 self._sort_into_lines(shape)
 
     def renew_lines(self) -> None:
-        """To be told before nodes are looked at: there may be shelves that have no line yet."""
-        if self._index.version != self._index_version:
-            self._index_version = self._index.version
-            self._lines = {}
-            for shape in self.shapes.values():
-                self._stand(shape)
-                self._sort_into_lines(shape)
-            for shelf in self._index.shelves.values():
-                shelf.line = self._lines.get(shelf.key) or Line()
+        """To be told before nodes are looked at, where there are shelves that have no line yet."""
+        self.lines_version = self._index.version
+        self._lines = {}
+        for shape in self.shapes.values():
+            self._stand(shape)
+            self._sort_into_lines(shape)
+        for shelf in self._index.shelves.values():
+            shelf.line = self._lines.get(shelf.key) or Line()
 
     # ---------------------------------------------------------------- how
 
