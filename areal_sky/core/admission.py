@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import inf
 
-from areal_sky.core.backfill import Backfill, Reservation
+from areal_sky.core.backfill import PLAN_EVERY_S, Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Regrow, Restore, Shrink
 from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import NOTHING, Hold, Leases
@@ -29,7 +29,7 @@ from areal_sky.core.model import Bundle
 from areal_sky.core.orderkeys import OrderKeys
 from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
 from areal_sky.core.pools import Pool, Pools
-from areal_sky.core.preemption import Preemption
+from areal_sky.core.preemption import SEARCH_EVERY_S, Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
 from areal_sky.core.quotas import Quotas
 from areal_sky.core.regrowth import Regrowth
@@ -165,19 +165,25 @@ class Admission:
     def decide(self, now_s: float) -> list[Decision]:
         """All that can be done now, in the order in which it was decided."""
         self._now_s = now_s
-        out = [d for d in self._told if d.task_id in self._leases.running] if self._told else []
-        self._told = []
+        out: list[Decision] = []
+        if self._told:
+            out += [d for d in self._told if d.task_id in self._leases.running]
+            self._told = []
         if self._keys.timers or self._keys.learns:
             self._keys.renew(self._items, now_s)
         if self._pools:
             self._quotas.lift_bars()
         if self._leases.claims_to_check:
             self._serve_claims(out)
-        self._backfill.refresh(now_s)
+        backfill, preemption = self._backfill, self._preemption
+        if backfill.busy or not 0 <= now_s - backfill.began_s < PLAN_EVERY_S:
+            backfill.refresh(now_s)
         self._place_all(out)
         if self._waiting.shapes:
-            out += self._preemption.search(now_s, self._may_use)
-            while self._backfill.lift_idle():  # who has started, or has a claim, needs no reservation any more
+            if preemption.round or not 0 <= now_s - preemption.began_s < SEARCH_EVERY_S:
+                out += preemption.search(now_s, self._may_use)
+            while backfill.reservations and backfill.lift_idle():
+                # who has started, or has a claim, needs no reservation any more
                 self._place_all(out)
         else:
             out += self._regrowth.search(now_s)
@@ -223,13 +229,17 @@ class Admission:
 
     def _place_all(self, out: list[Decision]) -> None:
         waiting, leases, may_use = self._waiting, self._leases, self._may_use
-        waiting.renew_lines()
+        if waiting.lines_version != self._index.version:
+            waiting.renew_lines()
         changes = leases.changes
         looked_at: Change | None = None
         best: First | None = None
         while changes or waiting.open:
-            node = leases.next_changed()
-            if node is None:
+            if len(changes) == 1:  # as a rule
+                (node,) = changes
+            else:
+                node = leases.next_changed()
+            if node is None or node.devices.total < node.shelf.line.least_gpus:
                 best = None
             else:
                 change = changes[node]
@@ -240,11 +250,15 @@ class Admission:
             if first is not None and (best is None or first <= best):
                 self._look(first[2], out)
             elif best is not None and node is not None:
-                item = best[2]
-                if self._pools or item.entry.ask.count > 1:
+                item, shape = best[2], best[3]
+                if self._pools or shape.is_gang:
                     self._look(item, out)
-                else:
-                    self._start(item, [(node, 1)], out)
+                    continue
+                # What `_start` does, for one bundle where it is known to fit.
+                waiting.remove(item)
+                lease = leases.start(item, shape.need, node, self._now_s)
+                self._began(lease)
+                out.append(Place(lease.task_id, lease.placement))
             elif node is not None:
                 waiting.settle(node, leases.looked_at(node), may_use)
 
@@ -321,25 +335,29 @@ class Admission:
         self._waiting.add(item)
 
     def _run(self, lease: Hold, *, adopted: bool = False) -> None:
-        item = lease.item
-        if adopted or item.until_s < inf or self._keys.by_service:
-            self._keys.started(item, lease.since_s)
         if adopted:
             self._leases.adopt(lease)
         else:
             self._leases.hold(lease)
+        self._began(lease, adopted=adopted)
+
+    def _began(self, lease: Hold, *, adopted: bool = False) -> None:
+        item = lease.item
+        if adopted or item.until_s < inf or self._keys.by_service:
+            self._keys.started(item, lease.since_s)
         if item.entry.preemptible:
-            self._preemption.watch(lease)
+            self._preemption.begun(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
-        self._forget_loan(task_id)
+        if self._loans.lent:
+            self._forget_loan(task_id)
         lease = self._leases.release(task_id)
         if lease is not None and self._pools:
             self._quotas.use(lease.item, -len(lease.placement.node_ids))
         return lease
 
     def _forget_loan(self, task_id: str) -> None:
-        lent = self._loans.forget(task_id) if self._loans.lent else None
+        lent = self._loans.forget(task_id)
         if lent is not None:
             self._quotas.use(lent.item, -len(lent.placement.node_ids))
 

@@ -53,7 +53,8 @@ class Backfill:
         self._waiting = waiting
         self._patience_s = patience_s
         # Plans are made in rounds: when this one began, what it has still to do, whom it has seen first in line.
-        self._began_s = -inf
+        self.began_s = -inf
+        self.busy = False  # whether there is something to refresh though no round is due
         self._to_plan: set[ShelfKey] = set()
         self._kept: set[str] = set()
         self._extra_plans = 0
@@ -71,16 +72,17 @@ class Backfill:
         return shape.longest_s is not None and now_s + shape.longest_s <= reservation.start_s
 
     def refresh(self, now_s: float) -> None:
-        """Reserve for those who are first in line now. Cheap when it was done a moment ago. Once per decision."""
+        """Reserve for those who are first in line now. Once per decision where `busy`, or where a round is due."""
         self._considered = 0
         self.lift_idle()
-        if not 0 <= now_s - self._began_s < PLAN_EVERY_S:
-            self._began_s = now_s
+        if not 0 <= now_s - self.began_s < PLAN_EVERY_S:
+            self.began_s = now_s
             self._extra_plans = 0
             self._kept = set()
             self._to_plan = {shelf.key for shelf in self._index.shelves.values() if shelf.nodes}
         if self._to_plan:
             self._go_on(now_s)
+        self.busy = bool(self._to_plan or self.reservations or self._considered)
 
     def reserve_on(self, item: Item, node_ids: Collection[str], now_s: float) -> bool:
         """Reserve these nodes for a task that no plan of ours covers, if it is first in line there; True when it was.
@@ -186,6 +188,7 @@ class Backfill:
         gains: list[tuple[float, int, int]] = []  # (from when, which of the freest nodes, bundles more)
         freest = shelf.freest(max(MOST_NODES, 2 * shape.least))
         self._considered += len(freest)
+        self.busy = True
         nodes = [n for n in freest if n.guard in ("", guard) and ask.market in (None, n.market)]
         if ask.nodes:
             nodes = [n for n in nodes if n.node_id in ask.nodes or n.order[0] in ask.nodes]
@@ -213,18 +216,15 @@ class Backfill:
     def _capacities(self, node: Node, shape: Shape, now_s: float) -> list[tuple[float, int]]:
         """(from when, bundles that fit) as what runs on the node comes to its end."""
         site = self._leases.sites[node.node_id]
-        devices, cpus, memory = node.devices[:], node.cpus, node.memory
+        devices, cpus, memory = list(node.devices.free), node.cpus, node.memory
         if not site.simple:
             devices, cpus, memory = left_on(site)
         found = [(now_s, how_many(devices, cpus, memory, shape.need))]
         for end_s, _, lease in sorted([(_end(h, now_s), h.item.entry.number, h) for h in site.leases.values()]):
-            amount = lease.need.amount
-            for shares in lease.on(site):
-                for i, _ in shares:
-                    if i < len(devices):
-                        devices[i] += amount
-                cpus += lease.need.cpus
-                memory += lease.need.memory
+            taken = lease.on(site)
+            taken.add_to(devices)
+            cpus += taken.cpus
+            memory += taken.memory
             found.append((end_s, how_many(devices, cpus, memory, shape.need)))
         return found
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from areal_sky.core.gangs import Placement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Place:
-    """Start the task there. An elastic gang may get fewer bundles than it asked for."""
+    """Start the task there. An elastic gang may get fewer bundles than it asked for. Never changed (as Placement)."""
 
     task_id: str
     placement: Placement

@@ -31,9 +31,12 @@ class Ask:
     strategy: Spread = "pack"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Placement:
-    """One node and its device shares per bundle, in rank order. Ranks on one node are neighbours."""
+    """One node and its device shares per bundle, in rank order. Ranks on one node are neighbours.
+
+    Never changed; not frozen, since that makes one for every decision three times as slow.
+    """
 
     node_ids: tuple[str, ...]
     devices: tuple[tuple[DeviceShare, ...], ...]

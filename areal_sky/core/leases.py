@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
+from areal_sky.core.devices import Taken, taken_by
 from areal_sky.core.gangs import DeviceShare, Placement
 from areal_sky.core.model import Bundle
 from areal_sky.core.room import Need, NodeRoom, need_of, take_foreign, units
@@ -23,9 +24,10 @@ NOTHING = Bundle(0.0, 0.0, 0.0)
 class Hold:
     """Bundles of one gang on their nodes. A lease (`since_s`: from when), or a claim.
 
-    `parts`: the devices of each of its bundles, node by node. Kept by Leases.
+    `parts`: what it takes of the devices, node by node. Kept by Leases.
     """
 
+    standing: float  # kept by core/preemption.py, for leases that may be victims
     __slots__ = ("checkpoint_s", "ending", "item", "need", "parts", "placement", "since_s", "standing", "task_id")
 
     def __init__(self, item: Item, placement: Placement, since_s: float, need: Need | None = None):
@@ -33,11 +35,10 @@ class Hold:
         self.task_id = item.entry.task_id
         self.need: Need = need or need_of(item.entry.ask.bundle)
         self.placement = placement
-        self.parts: Sequence[tuple[Site, Sequence[tuple[DeviceShare, ...]]]] = ()
+        self.parts: Sequence[tuple[Site, Taken]] = ()
         self.since_s = since_s
         self.checkpoint_s = since_s  # work up to here is safe
         self.ending = ""  # for which task it has been told to end, or to shrink
-        self.standing = 0.0  # kept by core/preemption.py, for leases that may be victims
 
     def served_s(self, now_s: float) -> float:
         """Seconds of service in this and earlier runs."""
@@ -54,9 +55,9 @@ class Hold:
             return None
         return max(now_s, self.since_s + max(0.0, estimate_s - self.item.served_s))
 
-    def on(self, site: Site) -> Sequence[tuple[DeviceShare, ...]]:
-        """The devices of each of its bundles there."""
-        return next((bundles for where, bundles in self.parts if where is site), ())
+    def on(self, site: Site) -> Taken:
+        """What it takes there, where it has bundles."""
+        return next(taken for where, taken in self.parts if where is site)
 
 
 class Site:
@@ -103,7 +104,7 @@ class Leases:
         if old is not None:
             change, guard = self.changes.pop(old, None) or Change(old.free()), old.guard
         node = self._index.put(room)
-        site.room, site.foreign, site.node = room, foreign, node
+        site.room, site.foreign, site.node, node.site = room, foreign, node, site
         self._index.set_guard(node, guard)
         self._recount(site)
         self.changes[node] = change
@@ -126,18 +127,34 @@ class Leases:
         """The task runs there from now on; `find` has just said that this is free."""
         task_id = lease.task_id
         self.running[task_id] = lease
-        lease.parts = self._parts(lease.placement)
-        for site, bundles in lease.parts:
+        lease.parts = self._parts(lease)
+        for site, taken in lease.parts:
             site.leases[task_id] = lease
             if not site.simple:
                 self._recount(site)
             elif site.node is not None:
-                site.node.change(lease.need, bundles, -1)
+                site.node.take(taken)
+
+    def start(self, item: Item, need: Need, node: Node, now_s: float) -> Hold:
+        """`hold` for one bundle on a node that has been found to have room: nearly all starts, so in few steps."""
+        taken, left = node.devices.choices[need]
+        lease = Hold(item, Placement((node.node_id,), taken.bundles), now_s, need)
+        site: Site = node.site
+        lease.parts = ((site, taken),)
+        site.leases[lease.task_id] = self.running[lease.task_id] = lease
+        if site.simple:
+            node.devices = left
+            node.cpus -= taken.cpus
+            node.memory -= taken.memory
+            node.shelf.changed[node] = None
+        else:
+            self._recount(site)
+        return lease
 
     def adopt(self, lease: Hold) -> None:
         """The task runs there already, free or not, also on nodes that are not known yet."""
         self.running[lease.task_id] = lease
-        lease.parts = self._parts(lease.placement)
+        lease.parts = self._parts(lease)
         for site, _ in lease.parts:
             site.leases[lease.task_id] = lease
             self._recount(site)
@@ -147,7 +164,7 @@ class Leases:
         lease = self.running.pop(task_id, None)
         if lease is None:
             return None
-        for site, bundles in lease.parts:
+        for site, taken in lease.parts:
             del site.leases[task_id]
             node = site.node
             if node is None:
@@ -156,8 +173,8 @@ class Leases:
                 self._recount(site)
             else:
                 if node not in self.changes:
-                    self.changes[node] = Change(node.free())
-                node.change(lease.need, bundles, 1)
+                    self.changes[node] = Change((node.devices, node.cpus, node.memory, node.guard))
+                node.give(taken)
         return lease
 
     def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
@@ -175,7 +192,7 @@ class Leases:
     def claim(self, claim: Hold) -> None:
         """Nobody else gets that capacity, whoever holds it now."""
         self.claims[claim.task_id] = claim
-        claim.parts = self._parts(claim.placement)
+        claim.parts = self._parts(claim)
         for site, _ in claim.parts:
             site.claims[claim.task_id] = claim
             self._recount(site)
@@ -196,30 +213,27 @@ class Leases:
         `without`: leases that are taken for ended.
         """
         free = True
-        for site, bundles in claim.parts:
+        for site, taken in claim.parts:
             if site.room is None:
                 return None
             devices, cpus, memory = left_on(site, (), without)
-            for shares in bundles:
+            for shares in taken.bundles:
                 for i, _ in shares:
                     if i >= len(devices):
                         return None
-                    devices[i] -= claim.need.amount
+                    devices[i] -= taken.amount
                     free = free and devices[i] >= 0
-            enough = cpus >= len(bundles) * claim.need.cpus and memory >= len(bundles) * claim.need.memory
-            free = free and enough
+            free = free and cpus >= taken.cpus and memory >= taken.memory
         return free
 
     def next_changed(self) -> Node | None:
         """A node with more room than when it was looked at last; the one with least room first."""
         changes, queue = self.changes, self._to_look_at
-        if len(changes) == 1:
-            return next(iter(changes))
         if not queue:
             if not changes:
                 return None
             queue += changes
-            queue.sort(key=lambda n: (n.total, n.cpus, n.order), reverse=True)
+            queue.sort(key=lambda n: (n.devices.total, n.cpus, n.order), reverse=True)
         return queue[-1]
 
     def looked_at(self, node: Node) -> Change:
@@ -230,15 +244,11 @@ class Leases:
 
     # ---------------------------------------------------------------- how
 
-    def _parts(self, placement: Placement) -> Sequence[tuple[Site, Sequence[tuple[DeviceShare, ...]]]]:
-        node_ids = placement.node_ids
-        if node_ids and (len(node_ids) == 1 or node_ids.count(node_ids[0]) == len(node_ids)):
-            site = self.sites.get(node_ids[0]) or self._site(node_ids[0])
-            return ((site, placement.devices),)
+    def _parts(self, hold: Hold) -> Sequence[tuple[Site, Taken]]:
         parts: dict[str, list[tuple[DeviceShare, ...]]] = {}
-        for node_id, shares in zip(node_ids, placement.devices, strict=True):
+        for node_id, shares in zip(hold.placement.node_ids, hold.placement.devices, strict=True):
             parts.setdefault(node_id, []).append(shares)
-        return [(self._site(node_id), bundles) for node_id, bundles in parts.items()]
+        return [(self._site(node_id), taken_by(hold.need, bundles)) for node_id, bundles in parts.items()]
 
     def _site(self, node_id: str) -> Site:
         site = self.sites.get(node_id)
@@ -277,12 +287,9 @@ def left_on(
     memory = units(room.memory_gib) - units(site.foreign.memory_gib)
     holds = [h for h in site.leases.values() if h not in without]
     for hold in (*holds, *(site.claims.values() if claims is None else claims)):
-        amount = hold.need.amount
-        for shares in hold.on(site):
-            for i, _ in shares:
-                if i < len(devices):
-                    devices[i] -= amount
-            cpus -= hold.need.cpus
-            memory -= hold.need.memory
+        taken = hold.on(site)
+        taken.add_to(devices, -1)
+        cpus -= taken.cpus
+        memory -= taken.memory
     take_foreign(devices, units(site.foreign.gpus))
     return devices, cpus, memory

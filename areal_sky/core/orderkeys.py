@@ -81,7 +81,7 @@ class OrderKeys:
             if key != item.key:
                 item.key = key
                 if item.entry.preemptible:
-                    self._preemption.watch(lease)
+                    self._preemption.moved(lease)
         self._set_timer(item, now_s)
 
     def _until_next_step(self, item: Item, served_s: float, now_s: float) -> None:

@@ -34,7 +34,6 @@ from areal_sky.core.room import (
     Need,
     NodeRoom,
     bundles_on,
-    choose_devices,
     describe_free,
     empty_room,
     foreign_use,
@@ -78,10 +77,9 @@ def placement_on(nodes: Nodes, need: Need) -> Placement:
     node_ids: tuple[str, ...] = ()
     devices: tuple[tuple[DeviceShare, ...], ...] = ()
     for node, n in nodes:
-        chosen = choose_devices(tuple(node.devices), need, n)
-        assert chosen is not None, "found where it does not fit"
+        taken, _ = node.devices.choices[need, n]
         node_ids += (node.node_id,) * n
-        devices += chosen
+        devices += taken.bundles
     return Placement(node_ids, devices)
 
 
@@ -174,7 +172,7 @@ def _rank(found: Nodes, shelf_set: Sequence[tuple[int, Shelf]], need: Need, ask:
         max(preferences[key] for key in used),
         len({accelerator for _, accelerator, _ in used}),
         -len(found) if ask.strategy == "spread" else len(found),
-        sum(node.total for node, _ in found),
+        sum(node.devices.total for node, _ in found),
         sum(node.cpus for node, _ in found),
         shelf_set[0][1].key,
     )

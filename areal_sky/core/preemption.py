@@ -13,7 +13,7 @@ the next decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -53,40 +53,63 @@ class Preemption:
         # Leases that have ended, or stand otherwise now, are found out when they come up.
         self._lines: dict[Shelf, list[tuple[float, int, int, Hold]]] = {}
         self._watched = 0
-        self._began_s = -inf
-        self._round: list[Shape] = []  # shapes still to be searched for, the next last
+        # Not in a line yet: most leases end before anybody looks for victims.
+        self._begun: dict[tuple[Hold, Shelf], None] = {}
+        self.began_s = -inf
+        self.round: list[Shape] = []  # shapes still to be searched for, the next last
         self._weakest: dict[Shelf, list[Hold]] = {}  # in this round
         self._weighed = 0  # victims, in this decision
         self._choose = choose_weakest if isinstance(order, OrderByService) else choose
 
     # ---------------------------------------------------------------- who may be a victim
 
-    def watch(self, lease: Hold) -> None:
-        """A lease of a preemptible task has begun, or stands otherwise than before."""
-        entry = lease.item.entry
-        lease.standing = self._order.standing(entry, lease.item.key)
-        self._watched += 1
-        place = (-lease.standing, -entry.number, self._watched, lease)
-        for shelf in {site.node.shelf for site, _ in lease.parts if site.node is not None}:
-            heappush(self._lines.setdefault(shelf, []), place)
+    def begun(self, lease: Hold) -> None:
+        """A lease of a preemptible task has begun."""
+        for site, _ in lease.parts:
+            if site.node is not None:
+                self._begun[lease, site.node.shelf] = None
+        if len(self._begun) > 2 * len(self._leases.running) + 64:
+            self._line_up()
+
+    def moved(self, lease: Hold) -> None:
+        """It stands otherwise than before."""
+        self._put_in_line(lease, {site.node.shelf for site, _ in lease.parts if site.node is not None})
 
     # ---------------------------------------------------------------- the search
 
     def search(self, now_s: float, may_use: MayUse) -> list[Decision]:
-        """Claims for waiting tasks that may push others out, with the decisions to do so."""
-        if not 0 <= now_s - self._began_s < SEARCH_EVERY_S:
-            self._began_s = now_s
-            shapes = self._waiting.in_order() if self._lines else []
-            self._round = shapes[:MOST_SEARCHES][::-1]
+        """Claims for waiting tasks that may push others out, with the decisions to do so.
+
+        Asked while there is a `round`, and when one is due.
+        """
+        if not 0 <= now_s - self.began_s < SEARCH_EVERY_S:
+            self.began_s = now_s
+            shapes = self._waiting.in_order() if self._lines or self._begun else []
+            self.round = shapes[:MOST_SEARCHES][::-1]
             self._weakest = {}
         out: list[Decision] = []
         self._weighed = 0
-        while self._round and self._weighed < MOST_VICTIMS:
-            shape = self._round[-1]
+        while self.round and self._weighed < MOST_VICTIMS:
+            shape = self.round[-1]
             may = shape.first is not None and (not shape.open or shape.barred)
             if not may or not self._claim_for(shape, now_s, may_use, out):
-                self._round.pop()
+                self.round.pop()
         return out
+
+    def _line_up(self) -> None:
+        """What has begun and still runs."""
+        for lease, shelf in self._begun:
+            if self._leases.running.get(lease.task_id) is lease:
+                self._put_in_line(lease, (shelf,))
+        self._begun.clear()
+
+    def _put_in_line(self, lease: Hold, shelves: Iterable[Shelf]) -> None:
+        entry = lease.item.entry
+        lease.standing = self._order.standing(entry, lease.item.key)
+        self._watched += 1
+        place = (-lease.standing, -entry.number, self._watched, lease)
+        for shelf in shelves:
+            heappush(self._lines.setdefault(shelf, []), place)
 
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
@@ -112,7 +135,7 @@ class Preemption:
                 for b in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g))
             )
             nodes_now = (self._index.nodes[n] for n in rooms)
-            elsewhere -= sum(how_many(n.devices, n.cpus, n.memory, shape.need) for n in nodes_now)
+            elsewhere -= sum(how_many(n.devices.free, n.cpus, n.memory, shape.need) for n in nodes_now)
             found = self._choose(shape.need, shape.least, 0 if shape.ask.nodes else elsewhere, rooms, units)
             if found is not None and own:
                 found = with_more(found, units, self._quotas.lacks_gpus(shape) * UNIT)
@@ -156,6 +179,7 @@ class Preemption:
         found = self._weakest.get(shelf)
         if found is not None:
             return found
+        self._line_up()
         most = MOST_SCANNED if self._pools else MOST_VICTIMS
         found = self._weakest[shelf] = []
         line, seen = self._lines.get(shelf, []), dict[Hold, tuple[float, int, int, Hold]]()
@@ -185,7 +209,7 @@ class Preemption:
             for bucket in shelf.fitting(shape.need, shape.ask.market, lambda g: may_use(shape, g)):
                 for node in bucket.first(shape.ask.count + len(rooms)):
                     if node.node_id not in rooms:
-                        then.put(room_with(node, node.devices, node.cpus, node.memory))
+                        then.put(room_with(node, node.devices.free, node.cpus, node.memory))
         ask: Ask = replace(shape.ask, count=most, nodes=(), ordered=False)
         nodes = find(then, ask, None, shape.least)
         return None if isinstance(nodes, dict) else placement_on(nodes, shape.need)

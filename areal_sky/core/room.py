@@ -111,7 +111,6 @@ def how_many(devices: Sequence[int], cpus: int, memory: int, need: Need, whole: 
     return max(0, n)
 
 
-@lru_cache(maxsize=65536)
 def choose_devices(free: tuple[int, ...], need: Need, bundles: int = 1) -> tuple[tuple[DeviceShare, ...], ...] | None:
     """Which devices each of so many bundles takes; None: too few are free.
 

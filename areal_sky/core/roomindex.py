@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from areal_sky.core.devices import Devices, Taken, devices_of
 from areal_sky.core.fragmentation import UsualAsk
-from areal_sky.core.gangs import Ask, DeviceShare, accelerator_matches
+from areal_sky.core.gangs import Ask, accelerator_matches
 from areal_sky.core.model import HEAD_GROUP
 from areal_sky.core.room import UNIT, Need, NodeRoom, how_many, units
 from areal_sky.errors import InvalidInput
@@ -26,19 +26,13 @@ Allow = Callable[[str], bool]  # whether who asks may use nodes with that guard
 Order = tuple[str, str]  # (name, node id): which of equal nodes goes first
 
 
-Free = tuple[int, int, int, tuple[int, ...], str]  # (whole devices, CPUs, memory, devices, guard) of a node at one time
+Free = tuple[Devices, int, int, str]  # (devices, CPUs, memory, guard) of a node at one time
 
 
 class Node:
-    """One node's free room now, in units.
+    """One node's free room now, in units. `stands_in`: the bucket where it has been sorted in last."""
 
-    `total` is the sum over all devices, `whole` counts untouched ones. `stands_in`: the bucket where it has been sorted
-    in last.
-    """
-
-    __slots__ = (
-        "cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "stands_in", "total", "whole",
-    )  # fmt: skip
+    __slots__ = ("cpus", "devices", "guard", "market", "memory", "node_id", "order", "shelf", "site", "stands_in")
 
     def __init__(self, room: NodeRoom, shelf: Shelf):
         self.node_id = room.node_id
@@ -46,33 +40,32 @@ class Node:
         self.shelf = shelf
         self.market = room.market
         self.guard = ""
+        self.site: Any = None  # core/leases.py: what is on it
         self.stands_in: Bucket | None = None
         self.set_free([units(g) for g in room.gpus], units(room.cpus), units(room.memory_gib))
 
     def set_free(self, devices: Sequence[int], cpus: int, memory: int) -> None:
         """What is below nothing counts as nothing."""
-        self.devices = [max(0, d) for d in devices]
+        self.devices = devices_of(tuple([max(0, d) for d in devices]))
         self.cpus, self.memory = max(0, cpus), max(0, memory)
-        self.total = sum(self.devices)
-        self.whole = sum([d >= UNIT for d in self.devices])
         self.shelf.changed[self] = None
 
-    def change(self, need: Need, bundles: Sequence[tuple[DeviceShare, ...]], sign: int) -> None:
-        """Bundles, with the devices of each, are taken from it (`sign` -1) or given back to it (1)."""
-        n, devices = sign * len(bundles), self.devices
-        if need.gpus:
-            amount = sign * need.amount
-            for shares in bundles:
-                for i, _ in shares:
-                    devices[i] += amount
-            self.whole = self.whole + n * need.whole if need.whole else sum([d >= UNIT for d in devices])
-            self.total += n * need.gpus
-        self.cpus += n * need.cpus
-        self.memory += n * need.memory
+    def take(self, taken: Taken) -> None:
+        """Bundles start on it."""
+        self.devices = self.devices.less[taken]
+        self.cpus -= taken.cpus
+        self.memory -= taken.memory
+        self.shelf.changed[self] = None
+
+    def give(self, taken: Taken) -> None:
+        """They have ended."""
+        self.devices = self.devices.more[taken]
+        self.cpus += taken.cpus
+        self.memory += taken.memory
         self.shelf.changed[self] = None
 
     def free(self) -> Free:
-        return self.whole, self.cpus, self.memory, tuple(self.devices), self.guard
+        return self.devices, self.cpus, self.memory, self.guard
 
 
 class Bucket:
@@ -83,10 +76,10 @@ class Bucket:
         "total", "whole",
     )  # fmt: skip
 
-    def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str]):
+    def __init__(self, key: tuple[int, int, int, tuple[int, ...], str, str], devices: Devices):
         self.key = key
         self.total, self.cpus, self.memory, self.devices, self.market, self.guard = key
-        self.whole, self.partial = _whole_and_part(self.devices)
+        self.whole, self.partial = devices.whole, devices.partial
         self.row = (*key[1:], self)  # how it stands among those with the same total
         self.members: dict[Order, Node] = {}
         self.heap: list[Order] | None = None  # built when it is first asked for
@@ -147,14 +140,14 @@ class Shelf:
             self.changed.update(self._full)
             self._full.clear()
         for node in self.changed:
-            if gpus and not node.total and node.stands_in is not None and not node.stands_in.total:
+            devices = node.devices
+            if gpus and not devices.total and node.stands_in is not None and not node.stands_in.total:
                 self._full[node] = None
                 continue
-            devices = tuple(sorted(node.devices, reverse=True))
-            key = (node.total, node.cpus, node.memory, devices, node.market, node.guard)
+            key = (devices.total, node.cpus, node.memory, devices.kind, node.market, node.guard)
             new, old = buckets.get(key), node.stands_in
             if new is None:
-                new = buckets[key] = Bucket(key)
+                new = buckets[key] = Bucket(key, devices)
                 row = self._rows.get(new.total)
                 if row is None:
                     row = self._rows[new.total] = []
@@ -250,7 +243,7 @@ class RoomIndex:
 
     def rooms(self) -> list[NodeRoom]:
         """What every node has free now."""
-        return [room_with(n, n.devices, n.cpus, n.memory) for n in self.nodes.values()]
+        return [room_with(n, n.devices.free, n.cpus, n.memory) for n in self.nodes.values()]
 
     def drop(self, node_id: str) -> None:
         node = self.nodes.pop(node_id, None)
@@ -281,7 +274,7 @@ class RoomIndex:
 
 def same_room(a: Free, b: Free) -> bool:
     """Whichever devices are free."""
-    return (*a[:3], a[4], sorted(a[3])) == (*b[:3], b[4], sorted(b[3]))
+    return a[0].kind == b[0].kind and a[1:] == b[1:]
 
 
 def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> NodeRoom:
@@ -291,12 +284,6 @@ def room_with(node: Node, devices: Sequence[int], cpus: int, memory: int) -> Nod
         node.node_id, shelf.group, tuple(max(0, d) / UNIT for d in devices), max(0, cpus) / UNIT,
         max(0, memory) / UNIT, shelf.accelerator or None, shelf.is_gpu, node.order[0], node.market,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=65536)
-def _whole_and_part(devices: tuple[int, ...]) -> tuple[int, int]:
-    """(untouched devices, the most that is free of one that is not)."""
-    return sum(1 for d in devices if d >= UNIT), max((d for d in devices if d < UNIT), default=0)
 
 
 def _may_use(ask: Ask, shelf: Shelf) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from heapq import heappop
+from math import inf
+from typing import cast
 
 from areal_sky.core.queueing import Entry
 from areal_sky.core.room import MOST_BUNDLES, UNIT, need_of
@@ -31,16 +33,18 @@ class Item:
 
 
 MayUse = Callable[["Shape", str], bool]  # whether the shape may have nodes with that guard
-First = tuple[float, int, Item]  # (key, submit number, task): the one to go first
-Place = tuple[float, int, int, int, "Shape"]  # (key, submit number, CPUs, memory, shape): what is compared at once
+First = tuple[float, int, Item, "Shape"]  # (key, submit number, task, its shape): the one to go first
+
+
+LAST = cast(First, (inf,))  # goes after all
 
 
 class Shape:
     """Waiting tasks that fit or do not fit together. `longest_s`: none of them runs longer, as far as is known."""
 
     __slots__ = (
-        "ask", "barred", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "missing", "need", "number",
-        "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
+        "ask", "barred", "cpus", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "memory", "missing",
+        "need", "number", "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -49,6 +53,7 @@ class Shape:
         self.is_gang = entry.ask.count > 1
         self.key = key
         self.need = need_of(entry.ask.bundle)
+        self.cpus, self.memory = self.need.cpus, self.need.memory
         self.picky = bool(entry.ask.nodes) or entry.ask.market is not None
         self.least = entry.least
         self.pool = entry.pool
@@ -60,8 +65,8 @@ class Shape:
         self.first: First | None = None
         self.size = 0
         self.lines: list[Line] = []
-        self.orders: list[list[Place]] = []  # those of its level in its lines
-        self.place: Place | None = None  # there, while it has a first task
+        self.orders: list[list[First]] = []  # those of its level in its lines
+        self.place: First | None = None  # which of its tasks stands there
         self.open = True
         self.barred = ""  # why none of them may start now, whatever is free (its pool is used up)
         self.missing: dict[str, int] = {}  # bundles per node group, when it was looked at last
@@ -78,8 +83,6 @@ class Shape:
     def find_first(self) -> First | None:
         """Past all that wait no longer."""
         ready, heap = self.ready, self.heap
-        if not heap and len(ready) == self.size:
-            return ready[-1] if ready else None  # the usual case: none of them has left from the middle
         while ready and not self.holds(ready[-1]):
             ready.pop()
         while heap and not self.holds(heap[0]):
@@ -91,13 +94,13 @@ class Shape:
             return ready[-1]
         return heap[0] if heap else None
 
-    def level(self) -> tuple[int, int]:
-        """(whole devices, part of one) that a node has free which it is worth looking at for it.
+    def level(self) -> int:
+        """What a node has free, in units (`Devices.most`), which it is worth looking at for it.
 
         That is what one bundle needs, and all bundles that it misses for a gang that has been looked at in vain.
         """
         missed = self.short if self.is_gang and not self.open else 1
-        return self.need.whole * missed, self.need.part
+        return self.need.whole * UNIT * missed or self.need.part
 
     def may_use(self, node: Node) -> bool:
         """Whether the node is one of those that it names; for those that are picky."""
@@ -113,16 +116,18 @@ class Line:
     What needs more than a node has free is often the oldest that waits: it need not be passed where it is of no use.
     """
 
-    __slots__ = ("gangs", "least_gpus", "levels")
+    __slots__ = ("gangs", "least_gpus", "levels", "orders")
 
     def __init__(self) -> None:
-        self.levels: list[tuple[int, int, list[Place]]] = []  # (whole devices, part of one, their places)
+        self.levels: list[int] = []  # below 0, the largest first: its tasks are the oldest as a rule ...
+        self.orders: list[list[First]] = []  # ... and the first tasks of the shapes on each
         self.gangs: list[tuple[int, int, Shape]] = []  # (whole devices, its number, shape) of several bundles
         self.least_gpus = UNIT * MOST_BUNDLES  # no shape that came asks for less
 
-    def order_of(self, level: tuple[int, int]) -> list[Place]:
-        """The places of the shapes on that level."""
-        i = bisect_left(self.levels, level)
-        if i == len(self.levels) or self.levels[i][:2] != level:
-            self.levels.insert(i, (*level, []))
-        return self.levels[i][2]
+    def order_of(self, level: int) -> list[First]:
+        """The first tasks of the shapes on that level."""
+        i = bisect_left(self.levels, -level)
+        if i == len(self.levels) or self.levels[i] != -level:
+            self.levels.insert(i, -level)
+            self.orders.insert(i, [])
+        return self.orders[i]

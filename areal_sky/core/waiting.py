@@ -13,9 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
-from areal_sky.core.room import UNIT, how_many
+from areal_sky.core.room import how_many
 from areal_sky.core.roomindex import Free, Node, RoomIndex, same_room
-from areal_sky.core.shapes import First, Item, Line, MayUse, Place, Shape
+from areal_sky.core.shapes import LAST, First, Item, Line, MayUse, Shape
 
 
 class Change:
@@ -37,10 +37,10 @@ class Change:
             before = self.seen.get(shape, before)
         if guard and not may_use(shape, guard):
             return 0
-        now = how_many(node.devices, node.cpus, node.memory, need, node.whole)
-        if before is None or before[4] not in ("", guard):
+        now = how_many(node.devices.free, node.cpus, node.memory, need, node.devices.whole)
+        if before is None or before[3] not in ("", guard):
             return now
-        return now - how_many(before[3], before[1], before[2], need, before[0])
+        return now - how_many(before[0].free, before[1], before[2], need, before[0].whole)
 
 
 class WaitingTasks:
@@ -50,7 +50,7 @@ class WaitingTasks:
         self._index = index
         self.shapes: dict[tuple[object, ...], Shape] = {}
         self._lines: dict[tuple[str, str, bool], Line] = {}
-        self._index_version = -1
+        self.lines_version = -1  # RoomIndex.version of which there are lines
         self._shapes_so_far = 0
         self.open: list[tuple[float, int, Shape]] = []
 
@@ -84,7 +84,7 @@ class WaitingTasks:
             self._stand(shape)
         item.shape = shape
         shape.size += 1
-        heappush(shape.heap, (item.key, entry.number, item))
+        heappush(shape.heap, (item.key, entry.number, item, shape))
         if shape.first is None or (item.key, entry.number) < shape.first[:2]:
             self._sort_in(shape)
 
@@ -95,16 +95,23 @@ class WaitingTasks:
             return
         item.shape = None
         shape.size -= 1
+        first, ready = shape.first, shape.ready
         if not shape.size:
             shape.ready, shape.heap = [], []
             self._sort_in(shape)
             del self.shapes[shape.key]
             for line in shape.lines:
                 _leave_gangs(line, shape)
-        elif shape.first is not None and shape.first[2] is item:
-            if shape.ready and shape.ready[-1] is shape.first:
-                shape.ready.pop()
-            self._sort_in(shape)
+        elif first is not None and first[2] is item:
+            if ready and ready[-1] is first:
+                ready.pop()
+            if not shape.heap and len(ready) == shape.size:
+                shape.first = ready[-1]  # as a rule: none of them has left from the middle
+                self._sort_into_lines(shape)
+                if shape.open:
+                    heappush(self.open, (ready[-1][0], ready[-1][1], shape))
+            else:
+                self._sort_in(shape)
         elif len(shape.heap) + len(shape.ready) > 2 * shape.size + 64:
             shape.ready, shape.heap = [], [x for x in (*shape.ready, *shape.heap) if shape.holds(x)]
             heapify(shape.heap)
@@ -114,7 +121,7 @@ class WaitingTasks:
         shape = item.shape
         item.key = key
         if shape is not None:
-            heappush(shape.heap, (key, item.entry.number, item))
+            heappush(shape.heap, (key, item.entry.number, item, shape))
             self._sort_in(shape)
 
     # ---------------------------------------------------------------- which shape next
@@ -161,21 +168,20 @@ class WaitingTasks:
         this one now takes as many bundles more as the gang missed.
         """
         line = node.shelf.line
-        if node.total < line.least_gpus:
+        devices = node.devices
+        if devices.total < line.least_gpus:
             return None
-        whole, cpus, memory, guard, group = node.whole, node.cpus, node.memory, node.guard, node.shelf.group
-        top = UNIT if whole else max(node.devices, default=0)
-        best: Place | None = None
-        for its_whole, its_part, order in line.levels:
-            if its_whole > whole:
-                break
-            if its_part > top:
-                continue
-            for place in order if after is None else order[bisect_left(order, after[:2]) :]:
-                if best is not None and best < place:
+        cpus, memory, guard, group = node.cpus, node.memory, node.guard, node.shelf.group
+        orders = line.orders[bisect_left(line.levels, -devices.most) :]
+        if after is not None:
+            orders = [order[bisect_left(order, after[:2]) :] for order in orders]
+        best = LAST
+        for order in orders:
+            for place in order:
+                if best < place:
                     break
-                _, _, its_cpus, its_memory, shape = place
-                if its_cpus > cpus or its_memory > memory:
+                shape = place[3]
+                if shape.cpus > cpus or shape.memory > memory:
                     continue
                 if not shape.open and shape.is_gang:  # it fits on several nodes only if this one has what it misses
                     missing = shape.missing.get(group, shape.least)
@@ -185,7 +191,7 @@ class WaitingTasks:
                     continue
                 best = place
                 break
-        return None if best is None else best[4].first
+        return None if best is LAST else best
 
     def settle(self, node: Node, change: Change, may_use: MayUse) -> None:
         """The node's room will stay so for now: what gangs miss changes. Opens those that may fit on several nodes."""
@@ -193,7 +199,7 @@ class WaitingTasks:
         if before is not None and before[1] == node.cpus and same_room(before, node.free()):
             return
         group = node.shelf.group
-        most = max(node.whole, before[0] if before else 0)
+        most = max(node.devices.whole, before[0].whole if before else 0)
         for whole, _, shape in node.shelf.line.gangs:
             if whole > most:
                 return
@@ -207,15 +213,14 @@ class WaitingTasks:
                 self._sort_into_lines(shape)
 
     def renew_lines(self) -> None:
-        """To be told before nodes are looked at: there may be shelves that have no line yet."""
-        if self._index.version != self._index_version:
-            self._index_version = self._index.version
-            self._lines = {}
-            for shape in self.shapes.values():
-                self._stand(shape)
-                self._sort_into_lines(shape)
-            for shelf in self._index.shelves.values():
-                shelf.line = self._lines.get(shelf.key) or Line()
+        """To be told before nodes are looked at, where there are shelves that have no line yet."""
+        self.lines_version = self._index.version
+        self._lines = {}
+        for shape in self.shapes.values():
+            self._stand(shape)
+            self._sort_into_lines(shape)
+        for shelf in self._index.shelves.values():
+            shelf.line = self._lines.get(shelf.key) or Line()
 
     # ---------------------------------------------------------------- how
 
@@ -248,14 +253,13 @@ class WaitingTasks:
         old, first = shape.place, shape.first
         if old is not None:
             for order in shape.orders:
-                del order[bisect_left(order, old)]
+                del order[0 if order[0] is old else bisect_left(order, old)]
         if shape.is_gang or not shape.orders:
             shape.orders = [line.order_of(shape.level()) for line in shape.lines]
-        shape.place = None
+        shape.place = first
         if first is not None:
-            shape.place = new = (first[0], first[1], shape.need.cpus, shape.need.memory, shape)
             for order in shape.orders:
-                insort(order, new)
+                insort(order, first)
 
 
 def _leave_gangs(line: Line, shape: Shape) -> None:

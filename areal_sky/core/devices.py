@@ -1,0 +1,119 @@
+"""The devices of a node as one of few states, with the ways from each state to the next.
+
+Nodes come to some hundreds of states, however many there are of them, while every start and every end leads from one
+to another: each step is reckoned once and then only looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from areal_sky.core.gangs import DeviceShare
+from areal_sky.core.room import UNIT, Need, choose_devices
+
+Bundles = tuple[tuple[DeviceShare, ...], ...]  # the devices of each of some bundles
+MOST_STATES = 4096  # bounds on what is remembered: where there is more, it is reckoned anew
+MOST_STEPS = 512
+
+
+class Taken:
+    """What like bundles hold of one node, in units: `amount` of each of their devices. From `taken_by`."""
+
+    __slots__ = ("amount", "bundles", "cpus", "memory")
+
+    def __init__(self, need: Need, bundles: Bundles):
+        self.amount = need.amount
+        self.bundles = bundles
+        self.cpus = len(bundles) * need.cpus
+        self.memory = len(bundles) * need.memory
+
+    def add_to(self, devices: list[int], sign: int = 1) -> None:
+        """Give the devices back (or, with -1, take them), but for those that are not there."""
+        amount = sign * self.amount
+        for shares in self.bundles:
+            for i, _ in shares:
+                if i < len(devices):
+                    devices[i] += amount
+
+
+class _Steps(dict[Any, Any]):
+    """What is asked for a second time is known."""
+
+    __slots__ = ("_reckon",)
+
+    def __init__(self, reckon: Callable[[Any], Any]):
+        super().__init__()
+        self._reckon = reckon
+
+    def __missing__(self, key: object) -> object:
+        if len(self) >= MOST_STEPS:
+            self.clear()
+        value = self[key] = self._reckon(key)
+        return value
+
+
+class Devices:
+    """So much is `free` of each device, in units. From `devices_of`.
+
+    `total` is their sum, `whole` counts untouched ones, `partial` is the most that is free of one that is not. `most`:
+    the largest thing that fits, in units: untouched devices together, or a part of one. `kind`: equal where only the
+    numbers of the devices differ.
+    """
+
+    __slots__ = ("choices", "free", "kind", "less", "more", "most", "partial", "total", "whole")
+
+    def __init__(self, free: tuple[int, ...]):
+        self.free = free
+        self.kind = tuple(sorted(free, reverse=True))
+        self.total = sum(free)
+        self.whole = sum([d >= UNIT for d in free])
+        self.partial = max((d for d in free if d < UNIT), default=0)
+        self.most = self.whole * UNIT or self.partial
+        # Where one bundle fits, or so many: what they take, and what that leaves.
+        self.choices: dict[Need | tuple[Need, int], tuple[Taken, Devices]] = _Steps(self._choose)
+        self.less: dict[Taken, Devices] = _Steps(lambda taken: self._with(taken, -1))  # once that is taken
+        self.more: dict[Taken, Devices] = _Steps(lambda taken: self._with(taken, 1))  # once that is given back
+
+    def forget(self) -> None:
+        """All steps from here."""
+        for steps in (self.choices, self.less, self.more):
+            steps.clear()
+
+    def _choose(self, key: Need | tuple[Need, int]) -> tuple[Taken, Devices]:
+        need, count = key if isinstance(key, tuple) else (key, 1)
+        bundles = choose_devices(self.free, need, count)
+        assert bundles is not None, "asked for where it does not fit"
+        taken = taken_by(need, bundles)
+        return taken, self.less[taken]
+
+    def _with(self, taken: Taken, sign: int) -> Devices:
+        devices = list(self.free)
+        taken.add_to(devices, sign)
+        return devices_of(tuple(devices))
+
+
+_states: dict[tuple[int, ...], Devices] = {}
+
+
+def devices_of(free: tuple[int, ...]) -> Devices:
+    """One object for equal ones, as a rule."""
+    found = _states.get(free)
+    if found is None:
+        if len(_states) >= MOST_STATES:
+            for state in list(_states.values()):
+                state.forget()
+            _states.clear()
+        found = _states[free] = Devices(free)
+    return found
+
+
+@lru_cache(maxsize=16384)
+def _taken(need: Need, bundles: Bundles) -> Taken:
+    return Taken(need, bundles)
+
+
+def taken_by(need: Need, bundles: Sequence[tuple[DeviceShare, ...]]) -> Taken:
+    """One object for equal ones, as a rule."""
+    return _taken(need, tuple(bundles))
