@@ -112,6 +112,9 @@ class _Timed:
         self.late_s += [s.t_s - due_s for s in samples]
         return samples
 
+    def relieve(self) -> bool:
+        return self._reader.relieve()
+
     def close(self) -> None:
         self._reader.close()
 

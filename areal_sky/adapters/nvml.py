@@ -17,7 +17,7 @@ from areal_sky.adapters.ports import GpuReader
 from areal_sky.core.telemetry import GpuSample, Validity
 
 # NVML answers in 0.01 to 1 ms; a call that takes this long is a driver in trouble, or a node short of CPU.
-PATIENCE_S = 0.25
+PATIENCE_S = 0.2
 REPEAT_S = 1.0  # the last sample of a device that does not answer stands in for that long
 XIDS_S = 1.0
 MIG_S = 30.0  # instances are made and removed by an operator, at any time
@@ -49,7 +49,8 @@ def open_reader() -> tuple[GpuReader | None, str]:
 class NvmlGpuReader:
     """Reads devices 0..count-1 of an initialised NVML, and their MIG instances. Made by `open_reader`; close it once.
 
-    Used by one thread; calls into the driver are made in others (`Lanes`), so that `read` returns in time.
+    `read` calls the driver, which may hang: `relieve` then lets another thread go on with the devices that answer, and
+    the `read` that hung raises Relieved. `lanes.in_relays` does so.
     """
 
     def __init__(self, nvml: Any, count: int):
@@ -84,8 +85,11 @@ class NvmlGpuReader:
         self._samples = {**self._samples, **{n: s for n, s in news.items() if s is not True}}
         return tuple(self._latest(device, now_s) for device in self._devices.values())
 
+    def relieve(self) -> bool:
+        return self._lanes.relieve()
+
     def close(self) -> None:
-        if self._lanes.close():
+        if self._lanes.idle():
             _shutdown(self._nvml)
 
     def _latest(self, device: Device, now_s: float) -> GpuSample:
@@ -98,22 +102,21 @@ class NvmlGpuReader:
         silent_s = max(self._lanes.held_s(number), now_s - t_s)
         return _blank(device, t_s, Validity.STALE, f"NVML has not answered for {silent_s:.1f} s")
 
-    # ------------------------------------------------------------ in the lanes
+    # ------------------------------------------------------------ calls into the driver
 
-    def _look(self, key: int) -> GpuSample | bool | None:
+    def _look(self, key: int, now_s: float) -> GpuSample | bool | None:
         """The sample of a device; True: memory alone was due, and `read` makes the sample."""
-        now_s = time.monotonic()
         if key == EVENTS:
             self._note_xids(now_s)
             self._find_instances(now_s)
             return None
         device = self._devices[key]
+        if self._fields.ask_memory(device, now_s):
+            return True
         t_s = now_s + self._offset_s
         try:
             if device.handle is None:
                 self._open(device)
-            if self._fields.ask_memory(device, now_s):
-                return True
             return self._fields.sample(device, now_s, t_s)
         except self._nvml.NVMLError as e:
             self._fields.forget(device)

@@ -6,7 +6,6 @@ How often to read is `core/sampling.py`; the head says how often to post, and a 
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
@@ -17,7 +16,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_sky.adapters.lanes import in_relays
 from areal_sky.adapters.ports import GpuReader
+from areal_sky.adapters.processes import settle
 from areal_sky.adapters.simulated_gpus import RunningRank, SimulatedGpuReader, marks, running_ranks
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
@@ -266,22 +267,28 @@ class Agent:
     # ------------------------------------------------------------ the loop
 
     def run(self, stop: threading.Event) -> None:
-        """Sample in this thread and post in another, so that a slow head delays no sample. Returns after `stop`."""
+        """Sample in one thread and post in another, so that a slow head delays no sample. Returns after `stop`."""
         poster = threading.Thread(target=self._post_until, args=(stop,), name="agent-heartbeat", daemon=True)
         poster.start()
-        gc.freeze()  # what is loaded by now stays: looking through it again and again would be half of our work
+        settle()
         try:
-            while not stop.is_set():
-                now_s = self._wall()
-                self.step(now_s)
-                # Never longer than a second, so that a clock that was set back is noticed.
-                stop.wait(min(1.0, max(0.001, self._next_s - self._wall())))
+            in_relays(lambda: self._sample_until(stop), self._relieve)
         finally:
             stop.set()
             self._urgent.set()
             poster.join(timeout=2.0)
             if self._reader is not None:
                 self._reader.close()
+
+    def _sample_until(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self.step(self._wall())
+            # Never longer than a second, so that a clock that was set back is noticed.
+            stop.wait(min(1.0, max(0.001, self._next_s - self._wall())))
+
+    def _relieve(self) -> bool:
+        """Whether a device hangs. `step` must then be called by another thread: it reads before it changes anything."""
+        return self._reader is not None and self._reader.relieve()
 
     def _post_until(self, stop: threading.Event) -> None:
         due = self._monotonic()

@@ -41,6 +41,9 @@ class Reader:
             for i in range(self.gpus)
         ]
 
+    def relieve(self):
+        return False
+
     def close(self):
         pass
 
