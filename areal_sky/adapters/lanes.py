@@ -22,16 +22,15 @@ class Relieved(BaseException):
 
 
 class Lanes(Generic[K, T]):
-    """`call(key, now_s)` for many keys, `now_s` being monotonic. A call of more than `patience_s` may be given up, once in its key's life.
-
-    `call` must not raise. `round` is for one thread; when `relieve` has said so, for another.
+    """`call(key, now_s)` for many keys, at a monotonic time. It must not raise, and may be given up after `patience_s`,
+    once in its key's life. `round` is for one thread; when `relieve` has said so, for another.
     """
 
     def __init__(self, call: Callable[[K, float], T], patience_s: float):
         self._call = call
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._current: tuple[K, float] | None = None  # the call in the common thread, and since when (monotonic)
+        self._common: list[tuple[K, float]] = []  # the call in the common thread, if any, and since when (monotonic)
         self._apart: set[K] = set()
         self._held: dict[K, float] = {}  # calls that run in other threads, and since when
         self._late: dict[K, T] = {}  # what came of them
@@ -41,23 +40,20 @@ class Lanes(Generic[K, T]):
 
         Raises Relieved when a call was given up.
         """
-        for key in self._apart.intersection(keys).difference(self._held) if self._apart else ():
-            self._held[key] = now_s = time.monotonic()
-            threading.Thread(target=self._call_apart, args=(key, now_s), name="slow-call", daemon=True).start()
+        if self._apart:
+            keys = self._begin_apart(keys)
+        # Little runs between two calls: after each the caches are cold, and that is most of what the agent costs.
+        call, monotonic, begins, ends = self._call, time.monotonic, self._common.append, self._common.pop
         done: dict[K, T] = {}
         for key in keys:
-            if key in self._apart:
-                continue
-            now_s = time.monotonic()
-            self._current = current = (key, now_s)
-            result = self._call(key, now_s)
-            with self._lock:
-                relieved = self._current is not current
-                if not relieved:
-                    self._current = None
-            if relieved:
+            now_s = monotonic()
+            begins((key, now_s))
+            result = call(key, now_s)
+            try:
+                ends()
+            except IndexError:  # `relieve` was faster
                 self._keep(key, result)
-                raise Relieved
+                raise Relieved from None
             done[key] = result
         while self._late:
             key, result = self._late.popitem()
@@ -66,33 +62,41 @@ class Lanes(Generic[K, T]):
 
     def relieve(self) -> bool:
         """Whether `round` hangs; then it is given up, and another thread should begin a new one. For any one thread."""
-        current = self._current
-        if current is None or time.monotonic() - current[1] < self._patience_s:
-            return False
-        with self._lock:
-            if self._current is not current:  # it has just returned
+        try:
+            if time.monotonic() - self._common[0][1] < self._patience_s:
                 return False
-            self._current = None
-            key, since = current
-            self._held[key] = since
-            self._apart.add(key)
-            return True
+            with self._lock:
+                key, since_s = self._common.pop()
+                self._apart.add(key)
+                self._held[key] = since_s
+        except IndexError:  # no call, or it has just returned
+            return False
+        return True
 
     def held_s(self, key: K) -> float:
         """How long the call that was given up or made apart for that key has run; 0 when there is none."""
-        since = self._held.get(key)
-        return 0.0 if since is None else time.monotonic() - since
+        since_s = self._held.get(key)
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     def idle(self) -> bool:
         """Whether no call runs. One that hangs cannot be ended, and what it uses must stay."""
-        return self._current is None and not self._held
+        return not self._common and not self._held
+
+    def _begin_apart(self, keys: Sequence[K]) -> list[K]:
+        """Those keys that are not called apart."""
+        for key in keys:
+            if key in self._apart and key not in self._held:
+                self._held[key] = now_s = time.monotonic()
+                threading.Thread(target=self._call_apart, args=(key, now_s), name="slow-call", daemon=True).start()
+        return [key for key in keys if key not in self._apart]
 
     def _call_apart(self, key: K, now_s: float) -> None:
         self._keep(key, self._call(key, now_s))
 
     def _keep(self, key: K, result: T) -> None:
-        self._late[key] = result
-        del self._held[key]
+        with self._lock:
+            self._late[key] = result
+            del self._held[key]
 
 
 def in_relays(work: Callable[[], T], relieve: Callable[[], bool]) -> T:

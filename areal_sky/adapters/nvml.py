@@ -63,8 +63,8 @@ class NvmlGpuReader:
         self._instances = self._listed = frozenset[int]()
         self._mig_s: float | None = None
         self._events: Any = None
+        self._events_due_s = 0.0
         self._xids: dict[int, int] = {}
-        self._xids_s = 0.0
 
     def read(self, now_s: float) -> Sequence[GpuSample]:
         """One sample per device, in device order, whatever state each is in; `t_s` is when it was read."""
@@ -74,7 +74,8 @@ class NvmlGpuReader:
             gpus = {n: d for n, d in self._devices.items() if n < MIG_FROM}
             mig = {n: self._devices.get(n) or Device(n, (n - MIG_FROM) // 8) for n in sorted(instances)}
             self._devices, self._listed = gpus | mig, instances
-        news: dict[int, Any] = self._lanes.round((*self._devices, EVENTS))
+        keys = tuple(self._devices)
+        news: dict[int, Any] = self._lanes.round(keys if self._events_due_s > time.monotonic() else (*keys, EVENTS))
         for number, quick in news.items():
             if quick is True and number in self._devices:
                 device = self._devices[number]
@@ -106,13 +107,17 @@ class NvmlGpuReader:
 
     def _look(self, key: int, now_s: float) -> GpuSample | bool | None:
         """The sample of a device; True: memory alone was due, and `read` makes the sample."""
-        if key == EVENTS:
-            self._note_xids(now_s)
+        device = self._devices.get(key)
+        if device is None:
+            self._events_due_s = now_s + XIDS_S - EARLY_S
+            self._note_xids()
             self._find_instances(now_s)
             return None
-        device = self._devices[key]
-        if self._fields.ask_memory(device, now_s):
-            return True
+        device.read_s = now_s
+        if device.ask_memory is not None:
+            device.code = code = device.ask_memory()
+            if code == 0 and now_s < device.due_s and not device.silent:
+                return True
         t_s = now_s + self._offset_s
         try:
             if device.handle is None:
@@ -138,12 +143,11 @@ class NvmlGpuReader:
                     self._events = nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
 
-    def _note_xids(self, now_s: float) -> None:
+    def _note_xids(self) -> None:
         """Errors that the driver has logged since the last look. Waits for none."""
         nvml = self._nvml
-        if self._events is None or now_s - self._xids_s < XIDS_S - EARLY_S:
+        if self._events is None:
             return
-        self._xids_s = now_s
         with contextlib.suppress(nvml.NVMLError):  # a timeout is the usual answer
             for _ in range(64):
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)

@@ -18,13 +18,14 @@ import pytest
 SCRIPT = """
 import json, os, pathlib, sys
 from areal_sky.adapters import nvml, nvmldevice
+from areal_sky.adapters.lanes import in_relays
 from areal_sky.adapters.nvml import open_reader
 nvmldevice.SLOW_S = nvmldevice.RARE_S = nvml.XIDS_S = nvml.MIG_S = 0.0  # all, each time
 reader, reason = open_reader()
 print(json.dumps(reason), flush=True)
 for i, line in enumerate(sys.stdin if reader else ()):
     pathlib.Path(os.environ["FAKE_NVML_SCRIPT"]).write_text(json.loads(line))
-    print(json.dumps([s._asdict() for s in reader.read(5.0 + i)]), flush=True)
+    print(json.dumps([s._asdict() for s in in_relays(lambda: reader.read(5.0 + i), reader.relieve)]), flush=True)
 if reader:
     reader.close()
     reader.close()
