@@ -60,6 +60,7 @@ class NvmlGpuReader:
         self._samples: dict[int, Any] = {}
         self._offset_s = 0.0  # the caller's clock less ours
         self._lanes = Lanes(self._look, PATIENCE_S)
+        self.relieve = self._lanes.relieve
         self._instances = self._listed = frozenset[int]()
         self._mig_s: float | None = None
         self._events: Any = None
@@ -85,9 +86,6 @@ class NvmlGpuReader:
             return tuple(news[n] for n in self._devices)
         self._samples = {**self._samples, **{n: s for n, s in news.items() if s is not True}}
         return tuple(self._latest(device, now_s) for device in self._devices.values())
-
-    def relieve(self) -> bool:
-        return self._lanes.relieve()
 
     def close(self) -> None:
         if self._lanes.idle():

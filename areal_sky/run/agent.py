@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 WINDOW_S = 1.0
 HEARTBEAT_S = 1.0
 BAD = (Validity.LOST, Validity.STALE)
+BRIEF_S = 0.15  # so long the end may wait
 BUFFER_S = 300  # windows kept while the head does not answer
 WINDOWS_PER_POST = 1000  # about 200 kB: catching up after an outage must not be one huge request
 
@@ -272,7 +273,7 @@ class Agent:
         poster.start()
         settle()
         try:
-            in_relays(lambda: self._sample_until(stop), self._relieve)
+            in_relays(lambda: self._sample_until(stop), self._reader.relieve if self._reader else lambda: False)
         finally:
             stop.set()
             self._urgent.set()
@@ -284,11 +285,11 @@ class Agent:
         while not stop.is_set():
             self.step(self._wall())
             # Never longer than a second, so that a clock that was set back is noticed.
-            stop.wait(min(1.0, max(0.001, self._next_s - self._wall())))
-
-    def _relieve(self) -> bool:
-        """Whether a device hangs. `step` must then be called by another thread: it reads before it changes anything."""
-        return self._reader is not None and self._reader.relieve()
+            pause_s = min(1.0, max(0.001, self._next_s - self._wall()))
+            if pause_s < BRIEF_S:
+                time.sleep(pause_s)  # waiting for `stop` costs more, and this is what mostly happens
+            else:
+                stop.wait(pause_s)
 
     def _post_until(self, stop: threading.Event) -> None:
         due = self._monotonic()
