@@ -43,7 +43,8 @@ class Lanes(Generic[K, T]):
         if self._apart:
             keys = self._begin_apart(keys)
         # Little runs between two calls: after each the caches are cold, and that is most of what the agent costs.
-        call, monotonic, begins, ends = self._call, time.monotonic, self._common.append, self._common.pop
+        self._common = common = list[tuple[K, float]]()  # this round's own: an earlier one may still hang
+        call, monotonic, begins, ends = self._call, time.monotonic, common.append, common.pop
         done: dict[K, T] = {}
         for key in keys:
             now_s = monotonic()
@@ -62,11 +63,12 @@ class Lanes(Generic[K, T]):
 
     def relieve(self) -> bool:
         """Whether `round` hangs; then it is given up, and another thread should begin a new one. For any one thread."""
+        common = self._common
         try:
-            if time.monotonic() - self._common[0][1] < self._patience_s:
+            if time.monotonic() - common[0][1] < self._patience_s:
                 return False
             with self._lock:
-                key, since_s = self._common.pop()
+                key, since_s = common.pop()
                 self._apart.add(key)
                 self._held[key] = since_s
         except IndexError:  # no call, or it has just returned

@@ -20,10 +20,11 @@ GIB = 1024**3
 # their times: asking once a second misses none and counts none twice. Heat changes in seconds, and since Ampere power
 # is a mean over a second; clocks matter less than why they are held down. What was read is repeated meanwhile.
 SLOW_S = 1.0
+TRAFFIC_S = 2.0  # a rate is a mean since the read before, and these counters are half of what is asked in a second
 RARE_S = 5.0
 NO_NEWS_S = 2.0  # without a new measurement for so long, ask in the older way
 ALL_LINKS = 2**32 - 1
-COUNTERS = 7
+COUNTERS, COUNTS = 7, 3  # of these, the first ones are no traffic
 MOST_SAMPLES = 1024  # where the driver does not say how many it keeps
 MAIN = ("utilization", "memory", "temperature", "power")  # a sample's `error` speaks of these alone
 EARLY_S = 0.01  # reads come a little early or late
@@ -59,7 +60,7 @@ class _Answers:
         self.room = room
         self.samples = ctypes.create_string_buffer(_SAMPLE.size * room)
         self.since, self.count, self.value_type = ctypes.c_ulonglong(0), ctypes.c_uint(0), ctypes.c_int(0)
-        self.celsius, self.throttle = ctypes.c_uint(0), ctypes.c_ulonglong(0)
+        self.celsius, self.throttle, self.counters = ctypes.c_uint(0), ctypes.c_ulonglong(0), ctypes.c_int(0)
         self.fields = ctypes.create_string_buffer(fields, len(fields))
 
 
@@ -89,7 +90,9 @@ class Device:
     slow: tuple[Any, ...] = (None,) * 8
     rare: tuple[Any, ...] = (None, None, ())  # SM clock, memory clock, processes
     told: tuple[Any, ...] = ()  # the fields of its last sample from `temperature_celsius` to `processes`
-    counters: Counters = (None,) * COUNTERS
+    traffic_s: float = 0.0
+    counters: Counters = (None,) * (COUNTERS - COUNTS)  # of traffic, when last read
+    traffic: tuple[float | None, ...] = (None,) * 3  # PCIe received and sent, NVLink
 
 
 class DeviceFields:
@@ -209,10 +212,12 @@ class DeviceFields:
         asks = self._asks(d) if d.asks is None else d.asks
         answers = d.answers
         answers.since.value, answers.count.value = d.measured_us, answers.room
+        traffic = now_s - d.traffic_s >= TRAFFIC_S - EARLY_S
+        answers.counters.value = COUNTERS if traffic else COUNTS
         codes = [ask() for ask in asks.values()]
         told = [what for what, code in zip(tuple(asks), codes, strict=True) if self._told(d, what, code)]
         measured = self._measure(d, now_s, "samples" in told)
-        milliwatts, *counts = self._counters(d) if "counters" in told else (None,) * 6
+        milliwatts, *counts = self._counters(d, now_s, traffic) if "counters" in told else (None,) * 6
         if milliwatts is None:  # before Ampere
             milliwatts = self.ask(d, "power", self._nvml.nvmlDeviceGetPowerUsage)
         celsius = float(answers.celsius.value) if "temperature" in told else None
@@ -234,7 +239,7 @@ class DeviceFields:
         }
         if d.parent is None:
             calls["throttle"] = ("nvmlDeviceGetCurrentClocksThrottleReasons", ref(a.throttle))
-            calls["counters"] = ("nvmlDeviceGetFieldValues", COUNTERS, a.fields)
+            calls["counters"] = ("nvmlDeviceGetFieldValues", a.counters, a.fields)
         d.asks = {
             what: partial(self._function(name), d.handle, *arguments)
             for what, (name, *arguments) in calls.items()
@@ -263,20 +268,22 @@ class DeviceFields:
             d.asks.pop(what, None)
         return False
 
-    def _counters(self, d: Device) -> tuple[Any, ...]:
-        """(power in mW, ECC uncorrected, corrected, PCIe received, sent, NVLink in MiB/s).
+    def _counters(self, d: Device, now_s: float, traffic: bool) -> tuple[Any, ...]:
+        """(power in mW, ECC uncorrected, corrected, PCIe received, sent, NVLink in MiB/s); `traffic`: anew.
 
         Rates come from byte counters, since `nvmlDeviceGetPcieThroughput` measures for 20 ms while one waits.
         """
         ok, uint = self._nvml.NVML_SUCCESS, self._nvml.NVML_VALUE_TYPE_UNSIGNED_INT
-        now: Counters = tuple([
+        told: Counters = tuple([
             (us, count & _UINT if kind == uint else count) if error == ok else None
             for _, _, us, _, kind, error, count in _FIELD.iter_unpack(d.answers.fields)
         ])  # fmt: skip
-        _, _, _, tx, rx, link_tx, link_rx = map(_per_s, d.counters, now)
-        d.counters = now
-        links = None if link_tx is None or link_rx is None else (link_tx + link_rx) / 1024
-        return (*[c and c[1] for c in now[:3]], _scaled(rx, 1024**2), _scaled(tx, 1024**2), links)
+        if traffic:
+            tx, rx, link_tx, link_rx = map(_per_s, d.counters, told[COUNTS:])
+            links = None if link_tx is None or link_rx is None else (link_tx + link_rx) / 1024
+            d.traffic = (_scaled(rx, 1024**2), _scaled(tx, 1024**2), links)
+            d.counters, d.traffic_s = told[COUNTS:], now_s
+        return (*[c and c[1] for c in told[:COUNTS]], *d.traffic)
 
 
 def _per_s(before: tuple[int, int] | None, now: tuple[int, int] | None) -> float | None:

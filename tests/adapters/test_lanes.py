@@ -87,6 +87,39 @@ def test_several_that_hang_hold_up_the_others_once_each():
     calls.release.set()
 
 
+def test_one_that_comes_back_while_another_is_called_does_not_disturb_it():
+    first, second, entered = threading.Event(), threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def call(key: str, now_s: float) -> str:
+        if key == "a":
+            first.wait(30)
+        if key == "b":
+            entered.set()
+            second.wait(30)
+        return key.upper()
+
+    lanes = Lanes(call, patience_s=0.0)
+
+    def work(name: str) -> None:
+        try:
+            ended.append(f"{name} {lanes.round('ab' if name == '1' else 'b')}")
+        except Relieved:
+            ended.append(f"{name} relieved")
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "12"]
+    threads[0].start()
+    until(lanes.relieve)
+    threads[1].start()
+    assert entered.wait(10)
+    first.set()
+    threads[0].join(10)
+    assert ended == ["1 relieved"]
+    second.set()
+    threads[1].join(10)
+    assert ended[1] == "2 {'b': 'B', 'a': 'A'}" and lanes.idle()
+
+
 def test_what_takes_its_time_within_patience_is_waited_for():
     lanes = Lanes(lambda key, now_s: time.sleep(0.1) or key, patience_s=30.0)
     assert in_relays(lambda: lanes.round("ab"), lanes.relieve) == {"a": "a", "b": "b"}
