@@ -16,7 +16,8 @@ from areal_sky.adapters.nvmldevice import EARLY_S, Device, DeviceFields
 from areal_sky.adapters.ports import GpuReader
 from areal_sky.core.telemetry import GpuSample, Validity
 
-# NVML answers in 0.01 to 1 ms; a call that takes this long is a driver in trouble, or a node short of CPU.
+# NVML answers in 0.01 to 1 ms; a call that takes this long, and until the next look (`LOOK_S`) at that, is a driver in
+# trouble, or a node short of CPU.
 PATIENCE_S = 0.2
 REPEAT_S = 1.0  # the last sample of a device that does not answer stands in for that long
 XIDS_S = 1.0
