@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from areal_sky.adapters.lanes import in_relays
 from areal_sky.adapters.ports import GpuReader
 from areal_sky.core.nodeenv import NodeEnv
 from areal_sky.core.telemetry import GpuSample
@@ -100,7 +101,8 @@ def _read() -> list[GpuSample]:
         if _reader is not None and pretend:
             _reader.read(time.time())
             time.sleep(FIRST_READ_S)
-    return [] if _reader is None else list(_reader.read(time.time()))
+    reader = _reader
+    return [] if reader is None else in_relays(lambda: list(reader.read(time.time())), reader.relieve)
 
 
 def _open() -> tuple[GpuReader | None, bool]:

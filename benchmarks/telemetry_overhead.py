@@ -6,9 +6,10 @@ The agent is the one that `areal-sky node` runs: windows, heartbeats over HTTP, 
 node, so it samples each 100 ms.
 
 The peers read what they have of a sample's fields (utilization, memory, temperature, power, clocks, ECC; not the
-processes, which are dear) each 100 ms. We ask for memory each time, and once a second for the rest, the driver's
-measurements of utilization among it: all of them come, with their times. `ratio_vs_nvitop_same_calls` lets nvitop keep
-to these times too. Ratios are of CPU time per round of samples, since a peer may not keep up with the rate.
+processes, which are dear) each 100 ms. We ask for memory each time, and once a second for the rest (every two for
+traffic, which they do not read), the driver's measurements of utilization among it: all of them come, with their times.
+`ratio_vs_nvitop_same_calls` lets nvitop keep to these times too. Ratios are of CPU time per round of samples, since a
+peer may not keep up with the rate.
 """
 
 from __future__ import annotations
@@ -111,6 +112,9 @@ class _Timed:
         samples = self._reader.read(now_s)
         self.late_s += [s.t_s - due_s for s in samples]
         return samples
+
+    def relieve(self) -> bool:
+        return self._reader.relieve()
 
     def close(self) -> None:
         self._reader.close()

@@ -1,105 +1,129 @@
-"""Calls that may hang, made in turn off the caller's thread: one that hangs holds up only itself.
-
-All keys share one thread while they answer in time, since a thread each would cost a switch per call. A key that was
-too slow once has threads of its own from then on.
+"""Calls that may hang, made in turn by the thread that wants the answers: to hand each to another thread and to wait
+for it would be a tenth of what the agent costs. When one hangs, its thread is given up: another does its work from then
+on (`in_relays`), and what hung has threads of its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 
+LOOK_S = 0.25  # how often it is asked whether something hangs
 
-@dataclass(eq=False, slots=True)
-class _Worker:
-    """The common thread. Its locks are used as signals: bare ones cost least, and this runs ten times a second."""
 
-    go: threading.Lock = field(default_factory=threading.Lock)
-    finished: threading.Lock = field(default_factory=threading.Lock)
-    over: bool = False
+class Relieved(BaseException):
+    """Another thread has taken over the work of this one. No `Exception`: nobody may go on who catches these."""
 
 
 class Lanes(Generic[K, T]):
-    """`call(key)` for many keys. `patience_s` is how long one call may hold up the others, once in its life.
-
-    `call` must not raise. Used by one thread; what both sides touch here are single operations on dict and deque.
+    """`call(key, now_s)` for many keys, at a monotonic time. It must not raise, and may be given up after `patience_s`,
+    once in its key's life. `round` is for one thread; when `relieve` has said so, for another.
     """
 
-    def __init__(self, call: Callable[[K], T], patience_s: float):
+    def __init__(self, call: Callable[[K, float], T], patience_s: float):
         self._call = call
         self._patience_s = patience_s
-        self._since: dict[K, float] = {}  # calls that run now, and since when (monotonic)
-        self._done: dict[K, T] = {}
-        self._alone: set[K] = set()
-        self._waiting: deque[K] = deque()
-        self._worker = self._new_worker()
+        self._lock = threading.Lock()
+        self._common: list[tuple[K, float]] = []  # the call in the common thread, if any, and since when (monotonic)
+        self._apart: set[K] = set()
+        self._held: dict[K, float] = {}  # calls that run in other threads, and since when
+        self._late: dict[K, T] = {}  # what came of them
 
     def round(self, keys: Sequence[K]) -> dict[K, T]:
-        """Call every key that no earlier call still holds; the results that have come, late ones included."""
-        for key in keys:
-            if key in self._since:
-                continue
-            if key in self._alone:
-                self._since[key] = time.monotonic()
-                threading.Thread(target=self._one, args=(key,), name="slow-call", daemon=True).start()
-            else:
-                self._waiting.append(key)
-        self._worker.go.release()
-        while not self._worker.finished.acquire(timeout=self._patience_s):
-            now_s = time.monotonic()
-            stuck = [k for k, s in list(self._since.items()) if now_s - s >= self._patience_s and k not in self._alone]
-            if stuck:
-                self._alone.update(stuck)
-                self._worker.over = True  # it ends when its call does
-                self._worker = self._new_worker()
-                self._worker.go.release()
+        """Call every key that no earlier call still holds; the results that have come, late ones included.
+
+        Raises Relieved when a call was given up.
+        """
+        if self._apart:
+            keys = self._begin_apart(keys)
+        # Little runs between two calls: after each the caches are cold, and that is most of what the agent costs.
+        self._common = common = list[tuple[K, float]]()  # this round's own: an earlier one may still hang
+        call, monotonic, begins, ends = self._call, time.monotonic, common.append, common.pop
         done: dict[K, T] = {}
-        while self._done:
-            key, result = self._done.popitem()
+        for key in keys:
+            now_s = monotonic()
+            begins((key, now_s))
+            result = call(key, now_s)
+            try:
+                ends()
+            except IndexError:  # `relieve` was faster
+                self._keep(key, result)
+                raise Relieved from None
+            done[key] = result
+        while self._late:
+            key, result = self._late.popitem()
             done[key] = result
         return done
 
+    def relieve(self) -> bool:
+        """Whether `round` hangs; then it is given up, and another thread should begin a new one. For any one thread."""
+        common = self._common
+        try:
+            if time.monotonic() - common[0][1] < self._patience_s:
+                return False
+            with self._lock:
+                key, since_s = common.pop()
+                self._apart.add(key)
+                self._held[key] = since_s
+        except IndexError:  # no call, or it has just returned
+            return False
+        return True
+
     def held_s(self, key: K) -> float:
-        """How long the call that now runs for that key has run; 0 when none does."""
-        since = self._since.get(key)
-        return 0.0 if since is None else time.monotonic() - since
+        """How long the call that was given up or made apart for that key has run; 0 when there is none."""
+        since_s = self._held.get(key)
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
-    def close(self) -> bool:
-        """End the thread. False when a call still hangs: it cannot be ended, and what it uses must stay."""
-        if not self._worker.over:
-            self._worker.over = True
-            self._worker.go.release()
-        return not self._since
+    def idle(self) -> bool:
+        """Whether no call runs. One that hangs cannot be ended, and what it uses must stay."""
+        return not self._common and not self._held
 
-    def _new_worker(self) -> _Worker:
-        worker = _Worker()
-        worker.go.acquire()
-        worker.finished.acquire()
-        threading.Thread(target=self._run, args=(worker,), name="calls", daemon=True).start()
-        return worker
+    def _begin_apart(self, keys: Sequence[K]) -> list[K]:
+        """Those keys that are not called apart."""
+        for key in keys:
+            if key in self._apart and key not in self._held:
+                self._held[key] = now_s = time.monotonic()
+                threading.Thread(target=self._call_apart, args=(key, now_s), name="slow-call", daemon=True).start()
+        return [key for key in keys if key not in self._apart]
 
-    def _run(self, worker: _Worker) -> None:
-        while True:
-            worker.go.acquire()
-            while not worker.over:
-                try:
-                    key = self._waiting.popleft()
-                except IndexError:
-                    break
-                self._since[key] = time.monotonic()
-                self._done[key] = self._call(key)
-                del self._since[key]
-            if worker.over:
-                return
-            worker.finished.release()
+    def _call_apart(self, key: K, now_s: float) -> None:
+        self._keep(key, self._call(key, now_s))
 
-    def _one(self, key: K) -> None:
-        self._done[key] = self._call(key)
-        del self._since[key]
+    def _keep(self, key: K, result: T) -> None:
+        with self._lock:
+            self._late[key] = result
+            del self._held[key]
+
+
+def in_relays(work: Callable[[], T], relieve: Callable[[], bool]) -> T:
+    """What `work` returns or raises, done in a thread; begun anew in another one whenever `relieve()` says so.
+
+    `relieve` must see to it that the thread before raises Relieved.
+    """
+    outcome: Future[T] = Future()
+    ended = threading.Lock()  # a bare one costs least to wait for, and this is looked at all the time
+    ended.acquire()
+
+    def turn() -> None:
+        try:
+            outcome.set_result(work())
+        except Relieved:
+            return
+        except BaseException as e:
+            outcome.set_exception(e)
+        ended.release()
+
+    def begin() -> None:
+        threading.Thread(target=turn, name="relay", daemon=True).start()
+
+    begin()
+    while not ended.acquire(timeout=LOOK_S):
+        if relieve():
+            begin()
+    return outcome.result()

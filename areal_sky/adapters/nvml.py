@@ -16,8 +16,9 @@ from areal_sky.adapters.nvmldevice import EARLY_S, Device, DeviceFields
 from areal_sky.adapters.ports import GpuReader
 from areal_sky.core.telemetry import GpuSample, Validity
 
-# NVML answers in 0.01 to 1 ms; a call that takes this long is a driver in trouble, or a node short of CPU.
-PATIENCE_S = 0.25
+# NVML answers in 0.01 to 1 ms; a call that takes this long, and until the next look (`LOOK_S`) at that, is a driver in
+# trouble, or a node short of CPU.
+PATIENCE_S = 0.2
 REPEAT_S = 1.0  # the last sample of a device that does not answer stands in for that long
 XIDS_S = 1.0
 MIG_S = 30.0  # instances are made and removed by an operator, at any time
@@ -49,7 +50,8 @@ def open_reader() -> tuple[GpuReader | None, str]:
 class NvmlGpuReader:
     """Reads devices 0..count-1 of an initialised NVML, and their MIG instances. Made by `open_reader`; close it once.
 
-    Used by one thread; calls into the driver are made in others (`Lanes`), so that `read` returns in time.
+    `read` calls the driver, which may hang: `relieve` then lets another thread go on with the devices that answer, and
+    the `read` that hung raises Relieved. `lanes.in_relays` does so.
     """
 
     def __init__(self, nvml: Any, count: int):
@@ -59,11 +61,12 @@ class NvmlGpuReader:
         self._samples: dict[int, Any] = {}
         self._offset_s = 0.0  # the caller's clock less ours
         self._lanes = Lanes(self._look, PATIENCE_S)
+        self.relieve = self._lanes.relieve
         self._instances = self._listed = frozenset[int]()
         self._mig_s: float | None = None
         self._events: Any = None
+        self._events_due_s = 0.0
         self._xids: dict[int, int] = {}
-        self._xids_s = 0.0
 
     def read(self, now_s: float) -> Sequence[GpuSample]:
         """One sample per device, in device order, whatever state each is in; `t_s` is when it was read."""
@@ -73,7 +76,8 @@ class NvmlGpuReader:
             gpus = {n: d for n, d in self._devices.items() if n < MIG_FROM}
             mig = {n: self._devices.get(n) or Device(n, (n - MIG_FROM) // 8) for n in sorted(instances)}
             self._devices, self._listed = gpus | mig, instances
-        news: dict[int, Any] = self._lanes.round((*self._devices, EVENTS))
+        keys = tuple(self._devices)
+        news: dict[int, Any] = self._lanes.round(keys if self._events_due_s > time.monotonic() else (*keys, EVENTS))
         for number, quick in news.items():
             if quick is True and number in self._devices:
                 device = self._devices[number]
@@ -85,7 +89,7 @@ class NvmlGpuReader:
         return tuple(self._latest(device, now_s) for device in self._devices.values())
 
     def close(self) -> None:
-        if self._lanes.close():
+        if self._lanes.idle():
             _shutdown(self._nvml)
 
     def _latest(self, device: Device, now_s: float) -> GpuSample:
@@ -98,22 +102,25 @@ class NvmlGpuReader:
         silent_s = max(self._lanes.held_s(number), now_s - t_s)
         return _blank(device, t_s, Validity.STALE, f"NVML has not answered for {silent_s:.1f} s")
 
-    # ------------------------------------------------------------ in the lanes
+    # ------------------------------------------------------------ calls into the driver
 
-    def _look(self, key: int) -> GpuSample | bool | None:
+    def _look(self, key: int, now_s: float) -> GpuSample | bool | None:
         """The sample of a device; True: memory alone was due, and `read` makes the sample."""
-        now_s = time.monotonic()
-        if key == EVENTS:
-            self._note_xids(now_s)
+        device = self._devices.get(key)
+        if device is None:
+            self._events_due_s = now_s + XIDS_S - EARLY_S
+            self._note_xids()
             self._find_instances(now_s)
             return None
-        device = self._devices[key]
+        device.read_s = now_s
+        if device.ask_memory is not None:
+            device.code = code = device.ask_memory()
+            if code == 0 and now_s < device.due_s and not device.silent:
+                return True
         t_s = now_s + self._offset_s
         try:
             if device.handle is None:
                 self._open(device)
-            if self._fields.ask_memory(device, now_s):
-                return True
             return self._fields.sample(device, now_s, t_s)
         except self._nvml.NVMLError as e:
             self._fields.forget(device)
@@ -135,12 +142,11 @@ class NvmlGpuReader:
                     self._events = nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
 
-    def _note_xids(self, now_s: float) -> None:
+    def _note_xids(self) -> None:
         """Errors that the driver has logged since the last look. Waits for none."""
         nvml = self._nvml
-        if self._events is None or now_s - self._xids_s < XIDS_S - EARLY_S:
+        if self._events is None:
             return
-        self._xids_s = now_s
         with contextlib.suppress(nvml.NVMLError):  # a timeout is the usual answer
             for _ in range(64):
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)

@@ -81,6 +81,12 @@ class GpuReader(Protocol):
 
     def read(self, now_s: float) -> Sequence[GpuSample]: ...
 
+    def relieve(self) -> bool:
+        """Asked from another thread, a few times a second: whether `read` hangs. Then it is given up and raises
+        `lanes.Relieved` whenever it returns; the next `read`, in a new thread, leaves the device that hangs alone.
+        """
+        ...
+
     def close(self) -> None: ...
 
 

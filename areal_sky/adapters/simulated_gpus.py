@@ -131,6 +131,9 @@ class SimulatedGpuReader:
         self._last_s = now_s
         return tuple(self._sample(index, now_s) for index in range(len(self._devices)))
 
+    def relieve(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._seen.clear()
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 # A window tells the load only if at least this share of its samples came and were known. Half: a sampler that was
@@ -126,11 +127,12 @@ def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected:
     if not samples:
         raise ValueError("a window needs at least one sample")
     last = samples[-1]
-    if any(s.device != last.device for s in samples):
+    values = _Values(samples)
+    if not values.alike("device"):
         raise ValueError("samples of two devices in one window")
-    told = [s.utilization_frac for s in samples if s.utilization_frac is not None]
+    told = values.known("utilization_frac")
     valid_frac = min(1.0, len(told) / max(1, expected))
-    measured = dict(m for s in samples for m in s.measured)
+    measured = dict(chain.from_iterable(values["measured"]))
     loads = sorted(measured.values()) if measured else sorted(told)
     if last.validity in (Validity.LOST, Validity.STALE):
         validity = last.validity
@@ -139,7 +141,6 @@ def window(samples: Sequence[GpuSample], start_s: float, end_s: float, expected:
     else:
         validity = Validity.UNKNOWN
     known = validity is Validity.KNOWN
-    values = _Values(samples)
     return GpuWindow(
         device=last.device,
         name=last.name,
@@ -176,30 +177,39 @@ class _Values:
         columns: Iterable[tuple[Any, ...]] = zip(*samples, strict=True)
         self._columns = dict(zip(GpuSample._fields, columns, strict=True))
 
+    def __getitem__(self, field: str) -> tuple[Any, ...]:
+        return self._columns[field]
+
+    def alike(self, field: str) -> bool:
+        column = self._columns[field]
+        return column.count(column[0]) == len(column)
+
+    def known(self, field: str) -> Sequence[Any]:
+        column = self._columns[field]
+        return [v for v in column if v is not None] if None in column else column
+
     def mean(self, field: str) -> float | None:
-        return _mean(self._known(field))
+        return self._columns[field][0] if self.alike(field) else _mean(self.known(field))
 
     def max(self, field: str) -> float | None:
-        return max(self._known(field), default=None)
+        return self._columns[field][0] if self.alike(field) else max(self.known(field), default=None)
 
     def last(self, field: str) -> int | None:
-        return next(reversed(self._known(field)), None)
+        return self._columns[field][0] if self.alike(field) else next(reversed(self.known(field)), None)
 
     def union(self, field: str) -> tuple[str, ...] | None:
-        told = set(self._known(field))
-        return tuple(sorted({name for names in told for name in names})) if told else None
-
-    def _known(self, field: str) -> list[Any]:
-        column = self._columns[field]
-        return [v for v in column if v is not None] if None in column else list(column)
+        told = set(self.known(field))
+        return tuple(sorted(set(chain.from_iterable(told)))) if told else None
 
 
 def windows(
     samples: Sequence[GpuSample], start_s: float, end_s: float, expected: int
 ) -> tuple[GpuWindow, ...]:
     """One `window` per device seen in `samples`, by device number."""
-    devices = sorted({s.device for s in samples})
-    return tuple(window([s for s in samples if s.device == d], start_s, end_s, expected) for d in devices)
+    devices: dict[int, list[GpuSample]] = {}
+    for sample in samples:
+        devices.setdefault(sample.device, []).append(sample)
+    return tuple(window(devices[d], start_s, end_s, expected) for d in sorted(devices))
 
 
 def replica_load(

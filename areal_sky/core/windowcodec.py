@@ -17,6 +17,7 @@ FIELDS = tuple(f.name for f in fields(GpuWindow))
 MAX_DEVICES = 256  # of one node
 _NEEDED = frozenset(("device", "name", "start_s", "end_s", "utilization_mean", "valid_frac", "validity"))
 _DIGITS = {"s": 3, "frac": 4, "mean": 4, "p95": 4, "max": 4, "gib": 3}  # by the end of a field's name; else 1
+_ROUNDED = {field: _DIGITS.get(field.rpartition("_")[2], 1) for field in FIELDS[1:]}
 _VALIDITIES = {v.value: v for v in Validity}
 _LOADS = ("utilization_mean", "utilization_p95", "utilization_max")
 _cells, _device = attrgetter(*FIELDS), attrgetter("device")
@@ -93,11 +94,12 @@ def to_wire(windows: Sequence[GpuWindow]) -> dict[str, dict[str, Any]]:
     slices = batch.places.values()
     turn = len(windows) // max(1, len(slices))
     wire: dict[str, dict[str, Any]] = {"same": {}, "per_device": {}, "in_turn": {}, "each": {"device": batch["device"]}}
-    for field in FIELDS[1:] if windows else ():
-        digits = _DIGITS.get(field.rpartition("_")[2], 1)
-        column = [round(v, digits) if isinstance(v, float) else v for v in batch[field]]
+    for field, digits in _ROUNDED.items() if windows else ():
+        column = batch[field]
+        if column.count(column[0]) < len(column):
+            column = [round(v, digits) if isinstance(v, float) else v for v in column]
         if column.count(column[0]) == len(column):
-            wire["same"][field] = column[0]
+            wire["same"][field] = round(column[0], digits) if isinstance(column[0], float) else column[0]
         elif all(column[at].count(column[at.start]) == at.stop - at.start for at in slices):
             wire["per_device"][field] = [column[at.start] for at in slices]
         elif column == column[:turn] * len(slices):
@@ -150,7 +152,9 @@ def read_windows(wire: Any, shift_s: float) -> Batch:
 def _ordered(batch: Batch) -> Batch:
     """By device and by time, as it nearly always is already, and of each device but one window of a time."""
     devices, ends = batch["device"], batch["end_s"]
-    if devices == sorted(devices) and all(ends[at] == sorted(set(ends[at])) for at in batch.places.values()):
+    if devices == sorted(devices) and (
+        len(batch.places) == len(devices) or all(ends[at] == sorted(set(ends[at])) for at in batch.places.values())
+    ):
         return batch
     order = {(device, end_s): i for i, (device, end_s) in enumerate(zip(devices, ends, strict=True))}
     return batch.those([i for _, i in sorted(order.items())])

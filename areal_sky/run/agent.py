@@ -6,7 +6,6 @@ How often to read is `core/sampling.py`; the head says how often to post, and a 
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
@@ -18,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from areal_sky.adapters.hostmemory import MemoryUse, memory_use
+from areal_sky.adapters.lanes import in_relays
 from areal_sky.adapters.ports import GpuReader
+from areal_sky.adapters.processes import settle
 from areal_sky.adapters.simulated_gpus import RunningRank, SimulatedGpuReader, marks, running_ranks
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
@@ -33,6 +34,7 @@ WINDOW_S = 1.0
 HEARTBEAT_S = 1.0
 MEMORY_S = 10.0  # how often the machine's memory is looked at
 BAD = (Validity.LOST, Validity.STALE)
+BRIEF_S = 0.15  # so long the end may wait
 BUFFER_S = 300  # windows kept while the head does not answer
 WINDOWS_PER_POST = 1000  # about 200 kB: catching up after an outage must not be one huge request
 
@@ -278,22 +280,28 @@ class Agent:
     # ------------------------------------------------------------ the loop
 
     def run(self, stop: threading.Event) -> None:
-        """Sample in this thread and post in another, so that a slow head delays no sample. Returns after `stop`."""
+        """Sample in one thread and post in another, so that a slow head delays no sample. Returns after `stop`."""
         poster = threading.Thread(target=self._post_until, args=(stop,), name="agent-heartbeat", daemon=True)
         poster.start()
-        gc.freeze()  # what is loaded by now stays: looking through it again and again would be half of our work
+        settle()
         try:
-            while not stop.is_set():
-                now_s = self._wall()
-                self.step(now_s)
-                # Never longer than a second, so that a clock that was set back is noticed.
-                stop.wait(min(1.0, max(0.001, self._next_s - self._wall())))
+            in_relays(lambda: self._sample_until(stop), self._reader.relieve if self._reader else lambda: False)
         finally:
             stop.set()
             self._urgent.set()
             poster.join(timeout=2.0)
             if self._reader is not None:
                 self._reader.close()
+
+    def _sample_until(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self.step(self._wall())
+            # Never longer than a second, so that a clock that was set back is noticed.
+            pause_s = min(1.0, max(0.001, self._next_s - self._wall()))
+            if pause_s < BRIEF_S:
+                time.sleep(pause_s)  # waiting for `stop` costs more, and this is what mostly happens
+            else:
+                stop.wait(pause_s)
 
     def _post_until(self, stop: threading.Event) -> None:
         due = self._monotonic()

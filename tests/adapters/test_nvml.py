@@ -18,13 +18,15 @@ import pytest
 SCRIPT = """
 import json, os, pathlib, sys
 from areal_sky.adapters import nvml, nvmldevice
+from areal_sky.adapters.lanes import in_relays
 from areal_sky.adapters.nvml import open_reader
 nvmldevice.SLOW_S = nvmldevice.RARE_S = nvml.XIDS_S = nvml.MIG_S = 0.0  # all, each time
+nvmldevice.TRAFFIC_S = float(os.environ.get("TRAFFIC_S", "0"))
 reader, reason = open_reader()
 print(json.dumps(reason), flush=True)
 for i, line in enumerate(sys.stdin if reader else ()):
     pathlib.Path(os.environ["FAKE_NVML_SCRIPT"]).write_text(json.loads(line))
-    print(json.dumps([s._asdict() for s in reader.read(5.0 + i)]), flush=True)
+    print(json.dumps([s._asdict() for s in in_relays(lambda: reader.read(5.0 + i), reader.relieve)]), flush=True)
 if reader:
     reader.close()
     reader.close()
@@ -154,6 +156,20 @@ def test_throttling_ecc_traffic_xids_and_processes(machine):
     assert (gpu["ecc_uncorrected"], gpu["xid"], gpu["processes"]) == (7, 79, [[4242, 2.0]])
     _, gpu = m.read("1 field_us value 4000000", "1 pcie_rx_bytes value 0", "1 - xid 79")
     assert (gpu["pcie_rx_mib_s"], gpu["xid"]) == (None, None)  # a counter that starts anew; an XID is told once
+
+
+def test_traffic_is_read_less_often_and_repeated_meanwhile(machine):
+    m = machine(FAKE_NVML_GPUS="1", TRAFFIC_S="3600")
+    (gpu,) = m.read("0 field_us value 1000000", "0 pcie_rx_bytes value 0")
+    (gpu,) = m.read("0 field_us value 2000000", "0 pcie_rx_bytes value 1048576", "0 ecc_uncorrected value 7")
+    assert (gpu["pcie_rx_mib_s"], gpu["ecc_uncorrected"], gpu["power_watts"]) == (None, 7, 312.5)  # it is not due
+    m = machine(FAKE_NVML_GPUS="1", TRAFFIC_S="0.3")
+    m.read("0 field_us value 1000000", "0 pcie_rx_bytes value 0")
+    later = ("0 field_us value 2000000", "0 pcie_rx_bytes value 1048576")
+    until = time.monotonic() + 10
+    while (m.read(*later)[0]["pcie_rx_mib_s"]) != 1.0:
+        assert time.monotonic() < until
+    assert m.read("0 field_us value 3000000", "0 pcie_rx_bytes value 9948576")[0]["pcie_rx_mib_s"] == 1.0
 
 
 def test_mig_instances_are_devices_that_come_and_go(machine):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from areal_sky.adapters.hostmemory import MemoryUse
+from areal_sky.adapters.lanes import Lanes, Relieved
 from areal_sky.core.heartbeat import read_heartbeat
 from areal_sky.core.model import NodeShape
 from areal_sky.core.nodeenv import NodeEnv
@@ -42,6 +43,9 @@ class Reader:
             else GpuSample(i, now_s, "H100", self.load, 1.0, 80.0, 50.0, 100.0, xid=self.xid)
             for i in range(self.gpus)
         ]
+
+    def relieve(self):
+        return False
 
     def close(self):
         pass
@@ -347,6 +351,56 @@ def test_the_loop_samples_posts_and_says_goodbye(tmp_path):
     assert len(windows) >= 2
     assert all(w["validity"] == "known" and w["valid_frac"] > 0.5 for w in windows)
     assert windows[-1]["utilization_mean"] > 0.5
+
+
+def test_a_read_that_was_given_up_has_changed_nothing(env, tmp_path):
+    train(tmp_path)
+    reader = Reader()
+    agent = Agent(env, reader, Head())
+    drive(agent, 0.55)
+    due_s, reader.error = agent.next_s, Relieved()
+    with pytest.raises(Relieved):
+        agent.step(due_s)
+    assert agent.next_s == due_s and agent.heartbeat_body(0)["telemetry_error"] == ""
+    reader.error = None
+    (w,) = drive(agent, 0.5, due_s)  # another thread goes on
+    assert (w.valid_frac, w.end_s - w.start_s) == (1.0, pytest.approx(1.0))
+
+
+def test_a_gpu_whose_driver_hangs_holds_up_the_others_once(env, tmp_path):
+    train(tmp_path)
+    hangs, stop, hung = threading.Event(), threading.Event(), []
+
+    def look(device: int, now_s: float) -> GpuSample:
+        if device == 0 and hangs.is_set():
+            hung.append(now_s)
+            stop.wait(30)
+        return GpuSample(device, time.time(), "H100", 0.5, 1.0, 80.0, 50.0, 100.0)
+
+    class Hanging:
+        def __init__(self):
+            self.lanes, self.times, self.closed = Lanes(look, 0.1), [], False
+            self.relieve = self.lanes.relieve
+
+        def read(self, now_s):
+            news = self.lanes.round((0, 1))
+            self.times.append(news[1].t_s)
+            return list(news.values())
+
+        def close(self):
+            self.closed = True
+
+    reader = Hanging()
+    thread = threading.Thread(target=Agent(env, reader, Head()).run, args=(stop,))
+    thread.start()
+    until(lambda: len(reader.times) >= 3)
+    hangs.set()
+    count = len(reader.times)
+    until(lambda: len(reader.times) >= count + 20)
+    stop.set()
+    thread.join(timeout=5)
+    assert not thread.is_alive() and reader.closed
+    assert len(hung) == 1  # and the other was read twenty times meanwhile
 
 
 def test_a_slow_head_delays_no_sample(env, tmp_path):
