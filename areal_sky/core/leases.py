@@ -137,7 +137,7 @@ class Leases:
 
     def start(self, item: Item, need: Need, node: Node, now_s: float) -> Hold:
         """`hold` for one bundle on a node that has been found to have room: nearly all starts, so in few steps."""
-        taken, left = node.devices.choices[need]
+        taken, left = node.devices.chosen.get(need) or node.devices.choose(need)
         lease = Hold(item, Placement((node.node_id,), taken.bundles), now_s, need)
         site: Site = node.site
         lease.parts = ((site, taken),)
@@ -238,9 +238,12 @@ class Leases:
 
     def looked_at(self, node: Node) -> Change:
         """The node that `next_changed` told; what comes then are others, until it changes again."""
+        change = self.changes.pop(node)
         if self._to_look_at:
             self._to_look_at.pop()
-        return self.changes.pop(node)
+            if not self.changes:
+                self.changes.clear()  # a dictionary that has had many entries is slow to look into
+        return change
 
     # ---------------------------------------------------------------- how
 
