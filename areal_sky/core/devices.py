@@ -47,7 +47,7 @@ class Devices:
     numbers of the devices differ.
     """
 
-    __slots__ = ("chosen", "free", "kind", "more", "most", "partial", "total", "whole")
+    __slots__ = ("chosen", "free", "kind", "less", "more", "most", "partial", "total", "whole")
 
     def __init__(self, free: tuple[int, ...]):
         self.free = free
@@ -57,25 +57,29 @@ class Devices:
         self.partial = max((d for d in free if d < UNIT), default=0)
         self.most = self.whole * UNIT or self.partial
         # The steps that are known.
-        self.chosen: dict[Need, tuple[Taken, Devices]] = {}
+        self.chosen: dict[Need | tuple[Need, int], tuple[Taken, Devices]] = {}
+        self.less: dict[Taken, Devices] = {}
         self.more: dict[Taken, Devices] = {}
 
     def choose(self, need: Need, count: int = 1) -> tuple[Taken, Devices]:
         """What so many bundles take, and what that leaves. They do fit."""
-        known = self.chosen.get(need)
-        if known is not None and count == 1:
-            return known
-        bundles = choose_devices(self.free, need, count)
-        assert bundles is not None, "asked for where it does not fit"
-        taken = taken_by(need, bundles)
-        found = (taken, self.without(taken))
-        if count == 1:
-            _remember(self.chosen, need, found)
+        key = need if count == 1 else (need, count)
+        found = self.chosen.get(key)
+        if found is None:
+            bundles = choose_devices(self.free, need, count)
+            assert bundles is not None, "asked for where it does not fit"
+            taken = taken_by(need, bundles)
+            found = (taken, self.without(taken))
+            _remember(self.chosen, key, found)
         return found
 
     def without(self, taken: Taken) -> Devices:
         """What is free once that is taken."""
-        return self._with(taken, -1)
+        found = self.less.get(taken)
+        if found is None:
+            found = self._with(taken, -1)
+            _remember(self.less, taken, found)
+        return found
 
     def given(self, taken: Taken) -> Devices:
         """What is free once that is given back."""
@@ -84,6 +88,11 @@ class Devices:
             found = self._with(taken, 1)
             _remember(self.more, taken, found)
         return found
+
+    def forget(self) -> None:
+        """All steps from here: they hold other states."""
+        for steps in (self.chosen, self.less, self.more):
+            steps.clear()
 
     def _with(self, taken: Taken, sign: int) -> Devices:
         devices = list(self.free)
@@ -100,8 +109,7 @@ def devices_of(free: tuple[int, ...]) -> Devices:
     if found is None:
         if len(_states) >= MOST_STATES:
             for state in list(_states.values()):
-                state.chosen.clear()
-                state.more.clear()
+                state.forget()
             _states.clear()
         found = _states[free] = Devices(free)
     return found

@@ -172,9 +172,13 @@ class Leases:
             elif not site.simple:
                 self._recount(site)
             else:
+                devices = node.devices
                 if node not in self.changes:
-                    self.changes[node] = Change((node.devices, node.cpus, node.memory, node.guard))
-                node.give(taken)
+                    self.changes[node] = Change((devices, node.cpus, node.memory, node.guard))
+                node.devices = devices.more.get(taken) or devices.given(taken)
+                node.cpus += taken.cpus
+                node.memory += taken.memory
+                node.shelf.changed[node] = None
         return lease
 
     def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
