@@ -96,7 +96,7 @@ def decisions(nodes: int = NODES, tasks: int = TASKS, count: int = DECISIONS) ->
     try:
         while placed < count:
             now_s += 20e-6  # about as long as a decision may take
-            i = rng.randrange(len(running))
+            i = int(rng.random() * len(running))
             running[i], running[-1] = running[-1], running[i]
             admission.ended(running.pop(), now_s)
             for d in admission.decide(now_s):

@@ -239,28 +239,29 @@ class Admission:
                 (node,) = changes
             else:
                 node = leases.next_changed()
-            if node is None or node.devices.total < node.shelf.line.least_gpus:
-                best = None
-            else:
-                change = changes[node]
-                # While a node is looked at its room only gets less: who did not fit before does not now.
-                best = waiting.best_for(node, change, may_use, best if change is looked_at else None)
-                looked_at = change
-            first = waiting.next_open() if waiting.open else None
-            if first is not None and (best is None or first <= best):
-                self._look(first[2], out)
-            elif best is not None and node is not None:
-                item, shape = best[2], best[3]
-                if self._pools or shape.is_gang:
-                    self._look(item, out)
+            if node is not None and (change := changes[node]) is not looked_at:
+                looked_at, best = change, None
+            while True:
+                if node is None or node.devices.total < node.shelf.line.least_gpus:
+                    best = None
+                else:
+                    # While a node is looked at its room only gets less: who did not fit before does not now.
+                    best = waiting.best_for(node, looked_at, may_use, best)
+                first = waiting.next_open() if waiting.open else None
+                if first is not None and (best is None or first <= best):
+                    self._look(first[2], out)
+                elif best is None:
+                    if node is not None:
+                        waiting.settle(node, leases.looked_at(node), may_use)
+                elif self._pools or best[3].is_gang:
+                    self._look(best[2], out)
+                else:  # what `_start` does, for one bundle where it is known to fit
+                    waiting.remove(best[2])
+                    lease = leases.start(best[2], best[3].need, node, self._now_s)
+                    self._began(lease)
+                    out.append(Place(lease.task_id, lease.placement))
                     continue
-                # What `_start` does, for one bundle where it is known to fit.
-                waiting.remove(item)
-                lease = leases.start(item, shape.need, node, self._now_s)
-                self._began(lease)
-                out.append(Place(lease.task_id, lease.placement))
-            elif node is not None:
-                waiting.settle(node, leases.looked_at(node), may_use)
+                break
 
     def _look(self, item: Item, out: list[Decision]) -> None:
         """Anywhere."""

@@ -6,9 +6,9 @@ to another: each step is reckoned once and then only looked up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 from areal_sky.core.gangs import DeviceShare
 from areal_sky.core.room import UNIT, Need, choose_devices
@@ -16,6 +16,7 @@ from areal_sky.core.room import UNIT, Need, choose_devices
 Bundles = tuple[tuple[DeviceShare, ...], ...]  # the devices of each of some bundles
 MOST_STATES = 4096  # bounds on what is remembered: where there is more, it is reckoned anew
 MOST_STEPS = 512
+K, V = TypeVar("K"), TypeVar("V")
 
 
 class Taken:
@@ -38,22 +39,6 @@ class Taken:
                     devices[i] += amount
 
 
-class _Steps(dict[Any, Any]):
-    """What is asked for a second time is known."""
-
-    __slots__ = ("_reckon",)
-
-    def __init__(self, reckon: Callable[[Any], Any]):
-        super().__init__()
-        self._reckon = reckon
-
-    def __missing__(self, key: object) -> object:
-        if len(self) >= MOST_STEPS:
-            self.clear()
-        value = self[key] = self._reckon(key)
-        return value
-
-
 class Devices:
     """So much is `free` of each device, in units. From `devices_of`.
 
@@ -62,7 +47,7 @@ class Devices:
     numbers of the devices differ.
     """
 
-    __slots__ = ("choices", "free", "kind", "less", "more", "most", "partial", "total", "whole")
+    __slots__ = ("chosen", "free", "kind", "less", "more", "most", "partial", "total", "whole")
 
     def __init__(self, free: tuple[int, ...]):
         self.free = free
@@ -71,22 +56,43 @@ class Devices:
         self.whole = sum([d >= UNIT for d in free])
         self.partial = max((d for d in free if d < UNIT), default=0)
         self.most = self.whole * UNIT or self.partial
-        # Where one bundle fits, or so many: what they take, and what that leaves.
-        self.choices: dict[Need | tuple[Need, int], tuple[Taken, Devices]] = _Steps(self._choose)
-        self.less: dict[Taken, Devices] = _Steps(lambda taken: self._with(taken, -1))  # once that is taken
-        self.more: dict[Taken, Devices] = _Steps(lambda taken: self._with(taken, 1))  # once that is given back
+        # The steps that are known.
+        self.chosen: dict[Need | tuple[Need, int], tuple[Taken, Devices]] = {}
+        self.less: dict[Taken, Devices] = {}
+        self.more: dict[Taken, Devices] = {}
+
+    def choose(self, need: Need, count: int = 1) -> tuple[Taken, Devices]:
+        """What so many bundles take, and what that leaves. They do fit."""
+        key = need if count == 1 else (need, count)
+        found = self.chosen.get(key)
+        if found is None:
+            bundles = choose_devices(self.free, need, count)
+            assert bundles is not None, "asked for where it does not fit"
+            taken = taken_by(need, bundles)
+            found = (taken, self.without(taken))
+            _remember(self.chosen, key, found)
+        return found
+
+    def without(self, taken: Taken) -> Devices:
+        """What is free once that is taken."""
+        found = self.less.get(taken)
+        if found is None:
+            found = self._with(taken, -1)
+            _remember(self.less, taken, found)
+        return found
+
+    def given(self, taken: Taken) -> Devices:
+        """What is free once that is given back."""
+        found = self.more.get(taken)
+        if found is None:
+            found = self._with(taken, 1)
+            _remember(self.more, taken, found)
+        return found
 
     def forget(self) -> None:
-        """All steps from here."""
-        for steps in (self.choices, self.less, self.more):
+        """All steps from here: they hold other states."""
+        for steps in (self.chosen, self.less, self.more):
             steps.clear()
-
-    def _choose(self, key: Need | tuple[Need, int]) -> tuple[Taken, Devices]:
-        need, count = key if isinstance(key, tuple) else (key, 1)
-        bundles = choose_devices(self.free, need, count)
-        assert bundles is not None, "asked for where it does not fit"
-        taken = taken_by(need, bundles)
-        return taken, self.less[taken]
 
     def _with(self, taken: Taken, sign: int) -> Devices:
         devices = list(self.free)
@@ -117,3 +123,9 @@ def _taken(need: Need, bundles: Bundles) -> Taken:
 def taken_by(need: Need, bundles: Sequence[tuple[DeviceShare, ...]]) -> Taken:
     """One object for equal ones, as a rule."""
     return _taken(need, tuple(bundles))
+
+
+def _remember(steps: dict[K, V], key: K, value: V) -> None:
+    if len(steps) >= MOST_STEPS:
+        steps.clear()
+    steps[key] = value

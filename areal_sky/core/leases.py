@@ -137,7 +137,7 @@ class Leases:
 
     def start(self, item: Item, need: Need, node: Node, now_s: float) -> Hold:
         """`hold` for one bundle on a node that has been found to have room: nearly all starts, so in few steps."""
-        taken, left = node.devices.choices[need]
+        taken, left = node.devices.chosen.get(need) or node.devices.choose(need)
         lease = Hold(item, Placement((node.node_id,), taken.bundles), now_s, need)
         site: Site = node.site
         lease.parts = ((site, taken),)
@@ -172,9 +172,13 @@ class Leases:
             elif not site.simple:
                 self._recount(site)
             else:
+                devices = node.devices
                 if node not in self.changes:
-                    self.changes[node] = Change((node.devices, node.cpus, node.memory, node.guard))
-                node.give(taken)
+                    self.changes[node] = Change((devices, node.cpus, node.memory, node.guard))
+                node.devices = devices.more.get(taken) or devices.given(taken)
+                node.cpus += taken.cpus
+                node.memory += taken.memory
+                node.shelf.changed[node] = None
         return lease
 
     def shrink(self, task_id: str, ranks: Iterable[int]) -> None:
@@ -238,9 +242,12 @@ class Leases:
 
     def looked_at(self, node: Node) -> Change:
         """The node that `next_changed` told; what comes then are others, until it changes again."""
+        change = self.changes.pop(node)
         if self._to_look_at:
             self._to_look_at.pop()
-        return self.changes.pop(node)
+            if not self.changes:
+                self.changes.clear()  # a dictionary that has had many entries is slow to look into
+        return change
 
     # ---------------------------------------------------------------- how
 

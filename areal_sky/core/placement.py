@@ -77,7 +77,7 @@ def placement_on(nodes: Nodes, need: Need) -> Placement:
     node_ids: tuple[str, ...] = ()
     devices: tuple[tuple[DeviceShare, ...], ...] = ()
     for node, n in nodes:
-        taken, _ = node.devices.choices[need, n]
+        taken, _ = node.devices.choose(need, n)
         node_ids += (node.node_id,) * n
         devices += taken.bundles
     return Placement(node_ids, devices)

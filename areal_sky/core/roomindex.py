@@ -52,14 +52,14 @@ class Node:
 
     def take(self, taken: Taken) -> None:
         """Bundles start on it."""
-        self.devices = self.devices.less[taken]
+        self.devices = self.devices.without(taken)
         self.cpus -= taken.cpus
         self.memory -= taken.memory
         self.shelf.changed[self] = None
 
     def give(self, taken: Taken) -> None:
         """They have ended."""
-        self.devices = self.devices.more[taken]
+        self.devices = self.devices.more.get(taken) or self.devices.given(taken)
         self.cpus += taken.cpus
         self.memory += taken.memory
         self.shelf.changed[self] = None
