@@ -17,17 +17,15 @@ changed (core/leases.py).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
-from math import inf
 
 from areal_sky.core.backfill import PLAN_EVERY_S, Backfill, Reservation
 from areal_sky.core.decisions import Decision, Place, Preempt, Regrow, Restore, Shrink
 from areal_sky.core.gangs import Placement
 from areal_sky.core.leases import NOTHING, Hold, Leases
-from areal_sky.core.loans import GUARD, Loans
+from areal_sky.core.loans import Loans
 from areal_sky.core.model import Bundle
 from areal_sky.core.orderkeys import OrderKeys
-from areal_sky.core.placement import NodeRoom, Nodes, find, placement_on
+from areal_sky.core.placement import NodeRoom
 from areal_sky.core.pools import Pool, Pools
 from areal_sky.core.preemption import SEARCH_EVERY_S, Preemption
 from areal_sky.core.queueing import Entry, OrderPolicy, WeightedOrder, check_entry
@@ -35,8 +33,9 @@ from areal_sky.core.quotas import Quotas
 from areal_sky.core.regrowth import Regrowth
 from areal_sky.core.room import need_of
 from areal_sky.core.roomindex import RoomIndex
-from areal_sky.core.shapes import First, Item, Shape
-from areal_sky.core.waiting import Change, WaitingTasks
+from areal_sky.core.shapes import Item
+from areal_sky.core.starting import Starting
+from areal_sky.core.waiting import WaitingTasks
 from areal_sky.core.waitreasons import why_it_waits
 from areal_sky.errors import InvalidInput
 
@@ -67,6 +66,9 @@ class Admission:
         self._regrowth = Regrowth(self._index, self._leases, self._loans, self._quotas)
         self._items: dict[str, Item] = {}
         self._keys = OrderKeys(self.order, self._leases, self._waiting, self._preemption)
+        self._starting = Starting(
+            self._index, self._leases, self._waiting, self._quotas, self._backfill, self._preemption, self._keys
+        )
         self._told: list[Decision] = []  # decided outside of `decide`
         self._now_s = 0.0
 
@@ -83,7 +85,7 @@ class Admission:
     def adopt(self, entry: Entry, placement: Placement, since_s: float, served_s: float = 0.0) -> None:
         """It runs there already (a new process takes over). Raises InvalidInput when it is known already."""
         item = self._new(entry, served_s)
-        self._run(Hold(item, placement, since_s), adopted=True)
+        self._starting.run(Hold(item, placement, since_s), adopted=True)
         self._quotas.use(item, len(placement.node_ids))
 
     def progress(self, task_id: str, checkpoint_s: float) -> None:
@@ -178,13 +180,13 @@ class Admission:
         backfill, preemption = self._backfill, self._preemption
         if backfill.busy or not 0 <= now_s - backfill.began_s < PLAN_EVERY_S:
             backfill.refresh(now_s)
-        self._place_all(out)
+        self._starting.fill(now_s, out)
         if self._waiting.shapes:
             if preemption.round or not 0 <= now_s - preemption.began_s < SEARCH_EVERY_S:
-                out += preemption.search(now_s, self._may_use)
+                out += preemption.search(now_s, self._starting.may_use)
             while backfill.reservations and backfill.lift_idle():
                 # who has started, or has a claim, needs no reservation any more
-                self._place_all(out)
+                self._starting.fill(now_s, out)
         else:
             out += self._regrowth.search(now_s)
         return out
@@ -225,71 +227,7 @@ class Admission:
         item = self._items.get(task_id)
         return self._waiting.place_of(item) if item is not None else (0, len(self._waiting.items()))
 
-    # ---------------------------------------------------------------- how: the loop
-
-    def _place_all(self, out: list[Decision]) -> None:
-        waiting, leases, may_use = self._waiting, self._leases, self._may_use
-        if waiting.lines_version != self._index.version:
-            waiting.renew_lines()
-        changes = leases.changes
-        looked_at: Change | None = None
-        best: First | None = None
-        while changes or waiting.open:
-            if len(changes) == 1:  # as a rule
-                (node,) = changes
-            else:
-                node = leases.next_changed()
-            if node is not None and (change := changes[node]) is not looked_at:
-                looked_at, best = change, None
-            while True:
-                if node is None or node.devices.total < node.shelf.line.least_gpus:
-                    best = None
-                else:
-                    # While a node is looked at its room only gets less: who did not fit before does not now.
-                    best = waiting.best_for(node, looked_at, may_use, best)
-                first = waiting.next_open() if waiting.open else None
-                if first is not None and (best is None or first <= best):
-                    self._look(first[2], out)
-                elif best is None:
-                    if node is not None:
-                        waiting.settle(node, leases.looked_at(node), may_use)
-                elif self._pools or best[3].is_gang:
-                    self._look(best[2], out)
-                else:  # what `_start` does, for one bundle where it is known to fit
-                    waiting.remove(best[2])
-                    lease = leases.start(best[2], best[3].need, node, self._now_s)
-                    self._began(lease)
-                    out.append(Place(lease.task_id, lease.placement))
-                    continue
-                break
-
-    def _look(self, item: Item, out: list[Decision]) -> None:
-        """Anywhere."""
-        shape = item.shape
-        assert shape is not None
-        ask = shape.ask
-        if self._pools:
-            count = self._quotas.allowed(shape)
-            if count < shape.least:
-                return
-            if count < ask.count:
-                ask = replace(ask, count=count)
-        found = find(self._index, ask, lambda guard: self._may_use(shape, guard), shape.least)
-        if isinstance(found, dict):
-            self._waiting.close_shape(shape, found, self._leases.changes)
-            self._backfill.blocked(shape, self._now_s)
-        else:
-            self._start(item, found, out)
-
-    def _start(self, item: Item, nodes: Nodes, out: list[Decision]) -> None:
-        shape = item.shape
-        assert shape is not None
-        placement = placement_on(nodes, shape.need)
-        self._waiting.remove(item)
-        self._run(Hold(item, placement, self._now_s, shape.need))
-        if self._pools:
-            self._quotas.use(item, len(placement.node_ids))
-        out.append(Place(item.entry.task_id, placement))
+    # ---------------------------------------------------------------- how
 
     def _serve_claims(self, out: list[Decision]) -> None:
         """Claims of which all is free now, or of which a node has gone."""
@@ -309,19 +247,12 @@ class Admission:
             elif free:
                 self._leases.unclaim(task_id)
                 claim.since_s = claim.checkpoint_s = self._now_s
-                self._run(claim)
+                self._starting.run(claim)
                 out.append(Place(task_id, claim.placement))
             else:
                 self._drop_claim(task_id)
                 self._enqueue(claim.item)
         self._leases.claims_to_check.clear()
-
-    def _may_use(self, shape: Shape, guard: str) -> bool:
-        if guard == GUARD:
-            return shape.preemptible
-        return self._backfill.may_use(shape, guard, self._now_s)
-
-    # ---------------------------------------------------------------- how: books
 
     def _new(self, entry: Entry, served_s: float) -> Item:
         check_entry(entry)
@@ -334,20 +265,6 @@ class Admission:
     def _enqueue(self, item: Item) -> None:
         self._keys.ask(item, self._now_s)
         self._waiting.add(item)
-
-    def _run(self, lease: Hold, *, adopted: bool = False) -> None:
-        if adopted:
-            self._leases.adopt(lease)
-        else:
-            self._leases.hold(lease)
-        self._began(lease, adopted=adopted)
-
-    def _began(self, lease: Hold, *, adopted: bool = False) -> None:
-        item = lease.item
-        if adopted or item.until_s < inf or self._keys.by_service:
-            self._keys.started(item, lease.since_s)
-        if item.entry.preemptible:
-            self._preemption.begun(lease)
 
     def _stop(self, task_id: str) -> Hold | None:
         if self._loans.lent:

@@ -177,6 +177,7 @@ class Backfill:
         if old is not None and (old.node_ids != plan.node_ids or old.start_s < plan.start_s):
             self._lift(plan.guard)
         self.reservations[plan.guard] = plan
+        self.busy = True
         for node_id in plan.node_ids:
             self._index.set_guard(self._index.nodes[node_id], plan.guard)
 

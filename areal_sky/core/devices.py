@@ -16,7 +16,8 @@ from areal_sky.core.room import UNIT, Need, choose_devices
 Bundles = tuple[tuple[DeviceShare, ...], ...]  # the devices of each of some bundles
 MOST_STATES = 4096  # bounds on what is remembered: where there is more, it is reckoned anew
 MOST_STEPS = 512
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Taken:
