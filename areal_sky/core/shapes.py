@@ -45,6 +45,7 @@ class Shape:
     __slots__ = (
         "ask", "barred", "cpus", "first", "heap", "is_gang", "key", "least", "lines", "longest_s", "memory", "missing",
         "need", "number", "open", "orders", "picky", "place", "pool", "preemptible", "ready", "short", "size",
+        "special",
     )  # fmt: skip
 
     def __init__(self, entry: Entry, key: tuple[object, ...], longest_s: float | None, number: int):
@@ -55,6 +56,7 @@ class Shape:
         self.need = need_of(entry.ask.bundle)
         self.cpus, self.memory = self.need.cpus, self.need.memory
         self.picky = bool(entry.ask.nodes) or entry.ask.market is not None
+        self.special = self.is_gang or self.picky
         self.least = entry.least
         self.pool = entry.pool
         self.preemptible = entry.preemptible

@@ -171,7 +171,7 @@ class WaitingTasks:
         devices = node.devices
         if devices.total < line.least_gpus:
             return None
-        cpus, memory, guard, group = node.cpus, node.memory, node.guard, node.shelf.group
+        cpus, memory, guard = node.cpus, node.memory, node.guard
         orders = line.orders[bisect_left(line.levels, -devices.most) :]
         if after is not None:
             orders = [order[bisect_left(order, after[:2]) :] for order in orders]
@@ -183,12 +183,16 @@ class WaitingTasks:
                 shape = place[3]
                 if shape.cpus > cpus or shape.memory > memory:
                     continue
-                if not shape.open and shape.is_gang:  # it fits on several nodes only if this one has what it misses
-                    missing = shape.missing.get(group, shape.least)
-                    if change.gain(node, shape, may_use) < missing:
-                        continue
-                if shape.barred or (guard and not may_use(shape, guard)) or (shape.picky and not shape.may_use(node)):
+                if shape.barred or (guard and not may_use(shape, guard)):
                     continue
+                if shape.special:
+                    if shape.picky and not shape.may_use(node):
+                        continue
+                    # A gang fits on several nodes only if this one has what it misses.
+                    if shape.is_gang and not shape.open and change.gain(node, shape, may_use) < shape.missing.get(
+                        node.shelf.group, shape.least
+                    ):
+                        continue
                 best = place
                 break
         return None if best is LAST else best
@@ -251,6 +255,12 @@ class WaitingTasks:
     def _sort_into_lines(self, shape: Shape) -> None:
         """Where its first task stands, on its level."""
         old, first = shape.place, shape.first
+        if old is not None and first is not None and not shape.is_gang:  # as a rule
+            shape.place = first
+            for order in shape.orders:
+                del order[0 if order[0] is old else bisect_left(order, old)]
+                insort(order, first)
+            return
         if old is not None:
             for order in shape.orders:
                 del order[0 if order[0] is old else bisect_left(order, old)]
