@@ -13,9 +13,9 @@ the next decision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import insort
+from collections.abc import Iterator
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from areal_sky.core.decisions import Decision, Preempt, Shrink
@@ -37,6 +37,8 @@ MOST_SCANNED = 128
 
 Cost = tuple[int, int, float, int]
 ShelfKey = tuple[str, str, bool]
+Standing = tuple[float, int, int, Hold]  # (- standing, - submit number, counter, lease)
+FEW = 16  # what is less than a 16th of a line is put into it one by one, more by sorting it anew
 
 
 class Preemption:
@@ -49,9 +51,9 @@ class Preemption:
         self._order = order
         self._quotas = quotas
         self._pools = quotas.pools
-        # Preemptible leases per shelf, a heap with the weakest first: (- standing, - submit number, counter, lease).
-        # Leases that have ended, or stand otherwise now, are found out when they come up.
-        self._lines: dict[Shelf, list[tuple[float, int, int, Hold]]] = {}
+        # Preemptible leases per shelf, the weakest first. Those that have ended, or stand otherwise now, are found out
+        # when they are looked at.
+        self._lines: dict[Shelf, list[Standing]] = {}
         self._watched = 0
         # Not in a line yet: most leases end before anybody looks for victims.
         self._begun: dict[tuple[Hold, Shelf], None] = {}
@@ -73,7 +75,9 @@ class Preemption:
 
     def moved(self, lease: Hold) -> None:
         """It stands otherwise than before."""
-        self._put_in_line(lease, {site.node.shelf for site, _ in lease.parts if site.node is not None})
+        place = self._place(lease)
+        for shelf in {site.node.shelf for site, _ in lease.parts if site.node is not None}:
+            insort(self._lines.setdefault(shelf, []), place)
 
     # ---------------------------------------------------------------- the search
 
@@ -98,18 +102,25 @@ class Preemption:
 
     def _line_up(self) -> None:
         """What has begun and still runs."""
+        new: dict[Shelf, list[Standing]] = {}
         for lease, shelf in self._begun:
             if self._leases.running.get(lease.task_id) is lease:
-                self._put_in_line(lease, (shelf,))
+                new.setdefault(shelf, []).append(self._place(lease))
         self._begun.clear()
+        for shelf, places in new.items():
+            line = self._lines.setdefault(shelf, [])
+            if len(places) * FEW > len(line):
+                line += places
+                line.sort()
+            else:
+                for place in places:
+                    insort(line, place)
 
-    def _put_in_line(self, lease: Hold, shelves: Iterable[Shelf]) -> None:
+    def _place(self, lease: Hold) -> Standing:
         entry = lease.item.entry
         lease.standing = self._order.standing(entry, lease.item.key)
         self._watched += 1
-        place = (-lease.standing, -entry.number, self._watched, lease)
-        for shelf in shelves:
-            heappush(self._lines.setdefault(shelf, []), place)
+        return -lease.standing, -entry.number, self._watched, lease
 
     def _claim_for(self, shape: Shape, now_s: float, may_use: MayUse, out: list[Decision]) -> bool:
         assert shape.first is not None
@@ -182,20 +193,19 @@ class Preemption:
         self._line_up()
         most = MOST_SCANNED if self._pools else MOST_VICTIMS
         found = self._weakest[shelf] = []
-        line, seen = self._lines.get(shelf, []), dict[Hold, tuple[float, int, int, Hold]]()
-        running = self._leases.running
-        while line and len(found) < most and len(seen) < MOST_SCANNED:
-            first = heappop(line)
-            lease = first[3]
-            if running.get(lease.task_id) is lease and lease.standing == -first[0] and lease not in seen:
-                seen[lease] = first
+        line, seen = self._lines.get(shelf, []), dict[Hold, Standing]()
+        running, looked_at = self._leases.running, 0
+        for place in line:
+            looked_at, lease = looked_at + 1, place[3]
+            if running.get(lease.task_id) is lease and lease.standing == -place[0] and lease not in seen:
+                seen[lease] = place
                 if now_s >= lease.since_s + lease.item.entry.min_runtime_s:
                     found.append(lease)
-        for first in seen.values():
-            heappush(line, first)
+                if len(found) >= most or len(seen) >= MOST_SCANNED:
+                    break
+        line[:looked_at] = seen.values()
         if len(line) > 2 * len(running) + 64:
             line[:] = [x for x in line if running.get(x[3].task_id) is x[3] and x[3].standing == -x[0]]
-            heapify(line)
         return found
 
     def _placement(
