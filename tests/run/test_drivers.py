@@ -28,6 +28,16 @@ def driver(world: World, backends: str | None = "sglang:d2t2+fsdp:d2", **more: o
     return world.submit(0, 1, kind="driver", backends=backends, **more)
 
 
+def two_groups(tmp_path: Path) -> World:
+    """Of one node each, and no more to be had."""
+    world = World(tmp_path, nodes=1)
+    world.env = replace(world.env, groups=(GroupShape("w", GPU4, 1, 1, 1), GroupShape("r", GPU4, 1, 1, 1)))
+    world.nodes.append(world.ray.add_node("r", "c-r-0", GPU4))
+    world.start()
+    world.tick()
+    return world
+
+
 def takes(world: World, node: int, gpus: float, owner: str | None) -> None:
     """Somebody makes a placement group."""
     world.ray.others.append(ForeignUse(world.nodes[node], Bundle(gpus, 0, 0), owner))
@@ -131,11 +141,7 @@ def test_a_new_process_goes_on_with_its_claim(world: World) -> None:
 
 
 def test_it_may_lie_over_groups_that_are_too_small_alone(tmp_path: Path) -> None:
-    world = World(tmp_path, nodes=1)
-    world.env = replace(world.env, groups=(GroupShape("w", GPU4, 1, 1, 1), GroupShape("r", GPU4, 1, 1, 1)))
-    world.nodes.append(world.ray.add_node("r", "c-r-0", GPU4))
-    world.start()
-    world.tick()
+    world = two_groups(tmp_path)
     run = driver(world, "sglang:d1t4+fsdp:d4")
     world.tick(3)
     assert world.state(run) == "RUNNING" and free(world) == 0
@@ -144,11 +150,7 @@ def test_it_may_lie_over_groups_that_are_too_small_alone(tmp_path: Path) -> None
 
 
 def test_smaller_tasks_do_not_starve_one_that_needs_several_groups(tmp_path: Path) -> None:
-    world = World(tmp_path, nodes=1)
-    world.env = replace(world.env, groups=(GroupShape("w", GPU4, 1, 1, 1), GroupShape("r", GPU4, 1, 1, 1)))
-    world.nodes.append(world.ray.add_node("r", "c-r-0", GPU4))
-    world.start()
-    world.tick()
+    world = two_groups(tmp_path)
     running = [world.submit(gpus=2) for _ in range(4)]
     world.tick(3)
     run = driver(world, "sglang:d1t4+fsdp:d4")
