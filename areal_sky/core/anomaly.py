@@ -63,7 +63,7 @@ class _Node:
     def see_memory(self, memory: HostMemory, runs: frozenset[Run]) -> None:
         """One run more fills memory as it starts: growth counts from then on."""
         if not runs <= self.runs:
-            self.memory.begin(runs, memory.at_s)
+            self.memory.begin(memory.at_s)
         self.runs = runs
         self.memory.see(memory.at_s, memory.used_gib)
         self.memory.look(memory.at_s, memory.total_gib)

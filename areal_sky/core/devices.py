@@ -76,29 +76,23 @@ class Devices:
 
     def without(self, taken: Taken) -> Devices:
         """What is free once that is taken."""
-        found = self.less.get(taken)
-        if found is None:
-            found = self._with(taken, -1)
-            _remember(self.less, taken, found)
-        return found
+        return self.less.get(taken) or self._step(self.less, taken, -1)
 
     def given(self, taken: Taken) -> Devices:
         """What is free once that is given back."""
-        found = self.more.get(taken)
-        if found is None:
-            found = self._with(taken, 1)
-            _remember(self.more, taken, found)
-        return found
+        return self.more.get(taken) or self._step(self.more, taken, 1)
 
     def forget(self) -> None:
         """All steps from here: they hold other states."""
         for steps in (self.chosen, self.less, self.more):
             steps.clear()
 
-    def _with(self, taken: Taken, sign: int) -> Devices:
+    def _step(self, steps: dict[Taken, Devices], taken: Taken, sign: int) -> Devices:
         devices = list(self.free)
         taken.add_to(devices, sign)
-        return devices_of(tuple(devices))
+        found = devices_of(tuple(devices))
+        _remember(steps, taken, found)
+        return found
 
 
 _states: dict[tuple[int, ...], Devices] = {}

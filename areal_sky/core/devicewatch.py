@@ -45,7 +45,8 @@ class DeviceWatch:
     """One GPU. Windows come in order; all times are those of their ends, on the head's clock."""
 
     __slots__ = (
-        "_at", "_celsius", "_ecc", "_ecc_s", "_heat", "_latest", "_lost_s", "_memory", "_throttled", "_xid", "_xid_s",
+        "_at", "_celsius", "_ecc", "_ecc_s", "_heat", "_latest", "_lost_s", "_memory", "_owner", "_throttled", "_xid",
+        "_xid_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class DeviceWatch:
         self._ecc_s: float | None = None
         self._throttled: deque[tuple[float, str]] = deque()
         self._heat: float | None = None  # since when it is hotter than its neighbours
+        self._owner: object = None
         self._memory = LeakWatch()
 
     @property
@@ -80,8 +82,9 @@ class DeviceWatch:
             for i in range(places.start, places.stop):
                 self._see_trouble(windows.window(i))
         memory = self._memory
-        if owner != memory.owner:
-            memory.begin(owner, ends[places.start])
+        if owner != self._owner:
+            self._owner = owner
+            memory.begin(ends[places.start])
         if owner is not None and ends[last] >= memory.next_s:
             for end_s, used in zip(ends[places], windows["memory_used_gib"][places], strict=True):
                 if used is not None:

@@ -37,10 +37,9 @@ class Leak(NamedTuple):
 class LeakWatch:
     """What one run holds of one memory, one value each 10 s. Times in order, Unix seconds."""
 
-    __slots__ = ("_from_s", "_look_s", "_series", "leak", "owner")
+    __slots__ = ("_from_s", "_look_s", "_series", "leak")
 
     def __init__(self) -> None:
-        self.owner: object = None  # whose memory it is; None: nobody's, and nothing is watched
         self.leak: Leak | None = None  # as last found
         self._from_s = 0.0
         self._look_s = 0.0
@@ -51,9 +50,9 @@ class LeakWatch:
         """Values before that time are of no use."""
         return max(self._from_s, self._series.next_s)
 
-    def begin(self, owner: object, now_s: float) -> None:
+    def begin(self, now_s: float) -> None:
         """Another run has the memory from now on."""
-        self.owner, self.leak, self._from_s = owner, None, now_s + WARM_S
+        self.leak, self._from_s = None, now_s + WARM_S
         self._series.points.clear()
 
     def see(self, t_s: float, used_gib: float) -> None:

@@ -57,13 +57,6 @@ class Node:
         self.memory -= taken.memory
         self.shelf.changed[self] = None
 
-    def give(self, taken: Taken) -> None:
-        """They have ended."""
-        self.devices = self.devices.more.get(taken) or self.devices.given(taken)
-        self.cpus += taken.cpus
-        self.memory += taken.memory
-        self.shelf.changed[self] = None
-
     def free(self) -> Free:
         return self.devices, self.cpus, self.memory, self.guard
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from areal_sky.core.devices import taken_by
 from areal_sky.core.leases import Hold
 from areal_sky.core.room import Need, how_many
 
@@ -113,15 +114,13 @@ def freed(room: Room, node_id: str, units: Sequence[Unit]) -> Room:
     for unit in units:
         if not unit.ends and unit.lease in whole:
             continue
-        need, placement = unit.lease.need, unit.lease.placement
-        amount = need.amount
-        for rank in unit.ranks or range(len(placement.node_ids)):
-            if placement.node_ids[rank] == node_id:
-                for i, _ in placement.devices[rank]:
-                    if i < len(devices):
-                        devices[i] += amount
-                cpus += need.cpus
-                memory += need.memory
+        placement = unit.lease.placement
+        ranks = unit.ranks or range(len(placement.node_ids))
+        here = [placement.devices[rank] for rank in ranks if placement.node_ids[rank] == node_id]
+        taken = taken_by(unit.lease.need, here)
+        taken.add_to(devices)
+        cpus += taken.cpus
+        memory += taken.memory
     return devices, cpus, memory
 
 
