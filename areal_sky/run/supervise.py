@@ -41,6 +41,7 @@ from areal_sky.specfile import read_text
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2
+ASKED_S = 1.0  # how long a controller that starts waits for those who only ask whether one runs
 # A pretend machine is there at once or not at all.
 SKY_PATIENCE = Patience(vanish_s=60, join_s=600, lost_s=20, drain_s=600, backoff_s=15, backoff_max_s=600)
 LOCAL_PATIENCE = Patience(vanish_s=10, join_s=120, lost_s=8, drain_s=120, backoff_s=2, backoff_max_s=60)
@@ -150,7 +151,8 @@ def run_controller(cluster: ClusterHome, stop: threading.Event) -> None:
 
     Raises AlreadyExists when another one runs, StateError, SpecError.
     """
-    with locked(cluster.dir / "controller.lock") as mine:
+    # Whoever asks `controller_runs` has the lock for a moment.
+    with locked(cluster.dir / "controller.lock", wait_s=ASKED_S) as mine:
         if not mine:
             raise AlreadyExists(f"the controller of {cluster.name!r} already runs")
         spec, launch = load_plan(cluster)
